@@ -1,0 +1,24 @@
+"""What every part of the configuration is made of: strict, frozen models with documented fields."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
+# YAML has lists only; strict pydantic takes a list for a tuple where the tuple itself is lax.
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+Counts = Annotated[tuple[Positive, ...], Field(strict=False)]
+
+
+class Part(BaseModel):
+    """A part of the configuration: no unknown key, no silent conversion, no change after validation."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, populate_by_name=True
+    )

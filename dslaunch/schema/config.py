@@ -1,0 +1,45 @@
+"""The whole configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dslaunch.schema.base import Name, Part, Positive, Texts
+from dslaunch.schema.cluster import Cluster
+from dslaunch.schema.launch import Checkpoint, Data, Engine, Goal, Launcher, Run
+from dslaunch.schema.model import Model
+from dslaunch.schema.strategy import ComponentStrategy, Strategy
+from dslaunch.schema.training import Training
+
+Layout = dict[Name, ComponentStrategy]
+
+
+class RunConfig(Part):
+    """One recipe on one cluster, ready to plan."""
+
+    name: Name
+    """Name of the run."""
+    about: str = ""
+    """One line for the list of recipes."""
+    model: Model
+    cluster: Cluster
+    training: Training
+    strategy: Strategy
+    layouts: dict[Positive, Layout] = {}
+    """The recipe's layouts by number of GPUs: what strategy=layouts takes."""
+    goal: Goal = Goal()
+    engine: Engine = Engine()
+    launcher: Launcher = Launcher()
+    data: Data = Data()
+    checkpoint: Checkpoint = Checkpoint()
+    run: Run = Run()
+    script: str = ""
+    """The training script, run on every rank; what follows -- on the command line are its arguments."""
+    module: str = ""
+    """A Python module to run instead of a script."""
+    script_args: Texts = ()
+    """Arguments of the script or module."""
+    env: Annotated[dict[str, str], Field(default_factory=dict)]
+    """Environment variables of every rank. Secrets do not belong here: name them in launcher.pass_env."""

@@ -1,0 +1,118 @@
+"""Where and how it runs: engine, launcher, program, files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dslaunch.schema.base import NonNegative, Part, Positive, PositiveFloat, Texts
+
+
+class Goal(Part):
+    """What a plan has to reach."""
+
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Share of the GPU's memory that a plan may use."""
+
+
+class Engine(Part):
+    """Who executes the plan."""
+
+    name: Literal["auto", "deepspeed", "torch", "native", "megatron", "megatron_deepspeed"] = "auto"
+    """auto: the first engine that can execute the layout."""
+    version: str = ""
+    """Version of the framework that the files are for; the engine's newest where it is empty."""
+    path: str = ""
+    """A checkout of Megatron-LM or Megatron-DeepSpeed, for the engines that run its pretrain script."""
+    extra: dict[str, Any] = {}
+    """What the framework takes and dslaunch does not model, checked against the framework's own keys."""
+
+
+class Slurm(Part):
+    """What sbatch is told. Empty is left to the site's defaults."""
+
+    partition: str = ""
+    account: str = ""
+    time: str = ""
+    """Time limit, such as 12:00:00 or 2-00:00:00 (quote it in YAML)."""
+    qos: str = ""
+    constraint: str = ""
+    exclude: str = ""
+    """Nodes to leave out, such as n[1-2]."""
+    reservation: str = ""
+    switches: str = ""
+    """Leaf switches wanted, optionally @ the time to wait for them: 1@00:30:00."""
+    comment: str = ""
+    mem: str = ""
+    """Memory per node; empty takes the site's default, 0 all of it."""
+    exclusive: bool = True
+    """Whole nodes."""
+    cpus_per_task: Positive | None = None
+    """CPU cores per rank; the node's cores shared out where it is not given."""
+    signal_before_s: NonNegative = 120
+    """Seconds before the time limit at which the job is told to save; 0 is never."""
+    modules: Texts = ()
+    """Environment modules to load, in order."""
+    setup: Texts = ()
+    """Shell lines run on each node's batch step before training."""
+    sbatch_extra: Texts = ()
+    """Further #SBATCH options, each as one line without `#SBATCH`, such as --mail-type=END."""
+
+
+class Container(Part):
+    """The container that each rank runs in."""
+
+    kind: Literal["none", "pyxis", "apptainer"] = "none"
+    image: str = ""
+    """Image or path, as the container tool takes it."""
+    mounts: Texts = ()
+    """HOST:CONTAINER pairs."""
+    workdir: str = ""
+
+
+class Launcher(Part):
+    """Who starts the ranks."""
+
+    name: Literal["auto", "local", "torchrun", "ssh", "slurm"] = "auto"
+    """auto is resolved at launch: this machine, an allocation, a hostfile, or a SLURM controller."""
+    python: str = "python3"
+    """Interpreter of the training environment."""
+    hostfile: str = ""
+    """A DeepSpeed hostfile to use; written from cluster.hosts where it is empty."""
+    master_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    """Port of the rendezvous; chosen at launch where it is not given."""
+    confirm_above: NonNegative = 64
+    """On a terminal, launches on more GPUs than this ask first."""
+    pass_env: Texts = ()
+    """Names of environment variables handed over from the launching shell; their values are written nowhere."""
+    timeout_minutes: PositiveFloat = 30.0
+    """Limit of a collective, after which a process group gives up."""
+    slurm: Slurm = Slurm()
+    container: Container = Container()
+
+
+class Data(Part):
+    """What is read."""
+
+    path: str = ""
+    """The data set, as the program understands it; the engine `megatron` takes Megatron's prefixes."""
+    tokenizer: str = ""
+
+
+class Checkpoint(Part):
+    """What is saved."""
+
+    dir: str = ""
+    """Folder of the checkpoints; `checkpoints` in the run folder where it is empty."""
+    every: NonNegative = 0
+    """Optimizer steps between checkpoints; 0 saves one at the end only."""
+    load: str = ""
+    """Checkpoint to start from."""
+
+
+class Run(Part):
+    """Where runs are kept."""
+
+    root: str = "runs"
+    """Folder under which each run gets a folder of its own."""

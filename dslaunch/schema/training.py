@@ -1,0 +1,62 @@
+"""What decides convergence: batch, sequence, precision, optimizer, schedule."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
+
+
+class Optimizer(Part):
+    """AdamW, and its settings."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: PositiveFloat
+    """Peak learning rate."""
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    warmup_steps: NonNegative = 0
+    """Optimizer steps over which the learning rate rises from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """What the learning rate does after the warm-up, until training.steps."""
+    min_lr: NonNegativeFloat = 0.0
+    """Where the linear and cosine schedules end."""
+
+
+class Training(Part):
+    """One optimizer step, and how many."""
+
+    global_batch: Positive
+    """Samples per optimizer step: micro_batch * num_microbatches * dp, for each component."""
+    micro_batch: Positive | None = None
+    """Samples per replica and pass."""
+    num_microbatches: Positive | None = None
+    """Passes per optimizer step (gradient accumulation steps) of the trunk; derived where it is not given."""
+    seq_len: Positive
+    """Tokens per sample in the trunk, image tokens included."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    grad_accum_dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    """Type that gradients are accumulated in; the engine's cheapest correct one where it is not given."""
+    steps: Positive
+    """Optimizer steps."""
+    seed: NonNegative = 1234
+    clip: NonNegativeFloat = 1.0
+    """Global gradient norm above which gradients are scaled down; 0 turns it off."""
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    """Order of micro-batches in the pipeline."""
+    overlap_comm: bool = True
+    """Overlap gradient reduction with the backward pass, where the engine honours it."""
+    sequence_parallel: bool = True
+    """Shard the norms' activations over tp, where the engine can (Megatron)."""
+    optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Training:
+        if self.optimizer.warmup_steps > self.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {self.optimizer.warmup_steps} is more than steps {self.steps}"
+            )
+        return self
