@@ -139,6 +139,26 @@ class ProgramPlan:
 
 
 @dataclass(frozen=True)
+class LauncherPlan:
+    """Who starts the ranks."""
+
+    name: str
+    """auto | local | torchrun | ssh | slurm; auto is resolved at launch."""
+    python: str
+    """Interpreter of the training environment, as the user gave it."""
+    hostfile: str
+    """The user's hostfile; empty where one is rendered."""
+    master_port: int
+    """0: chosen at launch."""
+    confirm_above: int
+    """On a terminal, launches on more GPUs than this ask first."""
+    timeout_minutes: float
+    """Limit of a collective."""
+    pass_env: tuple[str, ...]
+    """Environment variables handed over by name; their values are in no file."""
+
+
+@dataclass(frozen=True)
 class FilesPlan:
     """What the program reads and writes; each as the user gave it."""
 
@@ -192,12 +212,11 @@ class Plan:
     engines: tuple[str, ...]
     """Every engine that can execute this plan, the chosen one first."""
     program: ProgramPlan
+    launcher: LauncherPlan
     files: FilesPlan
     components: dict[str, ComponentPlan]
     env_names: tuple[str, ...]
     """Environment variables that the rendered files set."""
-    pass_env: tuple[str, ...]
-    """Environment variables handed over by name; their values are in no file."""
     model: dict[str, Any]
     """The model's configuration as validated: what the program builds from."""
     accepted: tuple[str, ...] = ()
@@ -368,6 +387,6 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
 
 __all__ = [
     "PLAN_SCHEMA", "PREDICTION_SCHEMA", "Candidate", "ClusterPlan", "ComponentPlan", "EnginePlan", "FilesPlan",
-    "Finding", "MemoryGib", "Plan", "Prediction", "ProgramPlan", "StagePlan", "StagePrediction", "TrainingPlan",
+    "Finding", "LauncherPlan", "MemoryGib", "Plan", "Prediction", "ProgramPlan", "StagePlan", "StagePrediction", "TrainingPlan",
     "WorstRank", "joined", "plan_from_json", "prediction_from_json", "to_json",
 ]
