@@ -1,0 +1,1 @@
+"""Fixtures of the tests on real parts."""
