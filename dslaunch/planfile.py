@@ -288,6 +288,8 @@ class Prediction:
     """The error band of these figures."""
     findings: tuple[Finding, ...]
     candidates: tuple[Candidate, ...]
+    tables_sha256: str
+    """Hash of the efficiency tables used."""
     plan_sha256: str
     """Hash of the plan.json that these figures belong to."""
     schema: str = PREDICTION_SCHEMA

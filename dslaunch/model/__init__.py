@@ -1,0 +1,4 @@
+"""Architecture arithmetic of one component: shapes, parameters, FLOPs, bytes kept for the backward pass.
+
+Pure functions on the schema's components. Nothing here knows of clusters, schedules or engines.
+"""

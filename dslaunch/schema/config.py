@@ -21,6 +21,8 @@ class RunConfig(Part):
 
     name: Name
     """Name of the run."""
+    recipe: str = ""
+    """The recipe it came from."""
     about: str = ""
     """One line for the list of recipes."""
     model: Model

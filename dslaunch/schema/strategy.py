@@ -41,8 +41,8 @@ class ComponentStrategy(Part):
 class Strategy(Part):
     """A named strategy, with what the user sets for single components."""
 
-    name: Literal["layouts", "auto", "ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_cpu_offload", "custom"]
-    """layouts: the recipe's layout for this number of GPUs; auto: searched; the rest: one for all components."""
+    name: Name
+    """layouts: the recipe's layout for this number of GPUs; auto: searched; others: one for all components."""
     sharding: Literal["zero", "ddp", "fsdp2"] = "zero"
     """Who shards the states: ZeRO (DeepSpeed, Megatron), nobody (DDP), or PyTorch's fully_shard (FSDP2)."""
     every: ComponentStrategy = ComponentStrategy()

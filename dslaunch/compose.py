@@ -1,0 +1,229 @@
+"""Hydra, and nothing but Hydra: a recipe, its groups and the overrides become one plain tree.
+
+A recipe is the primary config; the site's and the package's conf/ are Hydra's search path; `64xA100` is a
+config that a small source of ours makes up. Overrides of single keys are forced in (`++`), so that the schema
+judges them, not Hydra. Nothing is instantiated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.paths import data_dirs, data_root
+from dslaunch.schema.text import is_text
+
+GROUPS = ("cluster", "engine", "goal", "launcher", "model", "strategy", "training")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_SIZED = re.compile(r"(?P<first>\d+)x(?:(?P<second>\d+)x)?(?P<type>[A-Za-z][A-Za-z0-9_.+-]*)")
+_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The tree, and where each of its keys was written."""
+
+    recipe: str
+    tree: dict[str, Any]
+    overrides: tuple[str, ...]
+    files: tuple[tuple[tuple[str, ...], Path], ...]
+    """The YAML files read, each with the path in the tree at which its content stands; the recipe first."""
+
+    def locate(self, path: Sequence[str | int]) -> str:
+        """`command line` or `file:line` of the key at `path`, or of the nearest parent that was written."""
+        keys = [str(key) for key in path]
+        for length in range(len(keys), 0, -1):
+            dotted = ".".join(keys[:length])
+            if any(override.split("=", 1)[0] == dotted for override in self.overrides):
+                return "command line"
+            for package, file in self.files:
+                rest = keys[len(package) : length]
+                if tuple(keys[: len(package)]) == package and (line := _line_of(file, rest)):
+                    return f"{_shown(file)}:{line}"
+        return _shown(self.files[0][1])
+
+
+def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> Composed:
+    """Joins `recipes/RECIPE.yaml`, the groups in conf/ and the overrides.
+
+    Args:
+        recipe: name of a recipe of the site or of the package.
+        overrides: `group=choice` or `dotted.key=value`, as typed.
+        site: a folder with its own conf/, recipes/ and templates/, searched first.
+
+    Raises:
+        ConfigError: no such recipe, group or choice; a YAML mistake; an override that can't be read.
+    """
+    folder = _recipe_folder(recipe, site)
+    hydra_overrides = [_hydra_override(text, site) for text in overrides]
+    searchpath = ",".join(_quoted(f"file://{path}") for path in data_dirs("conf", site))
+    Plugins.instance().register(SizedCluster)
+    try:
+        with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
+            config = hydra_compose(
+                recipe,
+                [f"hydra.searchpath=[{searchpath},'{SizedCluster.scheme()}://any']", *hydra_overrides],
+                return_hydra_config=True,
+            )
+        choices = dict(config.hydra.runtime.choices)
+        del config["hydra"]
+        tree = OmegaConf.to_container(config, resolve=True)
+    except yaml.YAMLError as error:
+        raise ConfigError(_yaml_mistake(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_hydra_mistake(error, folder / f"{recipe}.yaml")) from error
+    assert isinstance(tree, dict)
+    files = [((), folder / f"{recipe}.yaml"), *_group_files(choices, site)]
+    return Composed(recipe, {**{str(k): v for k, v in tree.items()}, "recipe": recipe}, tuple(overrides), tuple(files))
+
+
+def names(kind: str, site: Path | None = None) -> list[str]:
+    """Names of the recipes, or of a group's choices."""
+    folders = data_dirs("recipes", site) if kind == "recipes" else _group_folders(kind, site)
+    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+
+
+class SizedCluster(ConfigSource):  # type: ignore[misc]
+    """The configs `cluster/64xA100` (GPUs in all) and `cluster/8x8xA100` (nodes x GPUs of each)."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "sized"
+
+    def available(self) -> bool:
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        match = _sized(config_path)
+        assert match, config_path
+        first, second = int(match["first"]), match["second"]
+        size = {"nodes": first, "gpus_per_node": int(second)} if second else {"gpus": first}
+        config = OmegaConf.create({"defaults": [match["type"], "_self_"], **size})
+        return ConfigResult(
+            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={}
+        )
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in ("", "cluster")
+
+    def is_config(self, config_path: str) -> bool:
+        return _sized(config_path) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return []
+
+
+def _sized(config_path: str) -> re.Match[str] | None:
+    group, _, name = config_path.removesuffix(".yaml").partition("/")
+    return _SIZED.fullmatch(name) if group == "cluster" else None
+
+
+def _recipe_folder(recipe: str, site: Path | None) -> Path:
+    if not _NAME.fullmatch(recipe):
+        raise ConfigError(
+            f"recipe={recipe}: a recipe is a name, not a path. Put your own in SITE/recipes/NAME.yaml and "
+            "give --config-dir SITE."
+        )
+    for folder in data_dirs("recipes", site):
+        if (folder / f"{recipe}.yaml").is_file():
+            return folder
+    known = names("recipes", site)
+    raise ConfigError(f"recipe={recipe}: no such recipe. There are {listed(known)}.{nearest(recipe, known)}")
+
+
+def _hydra_override(text: str, site: Path | None) -> str:
+    key, separator, value = text.partition("=")
+    if not separator or not _KEY.fullmatch(key):
+        raise ConfigError(f"'{text}' is not KEY=VALUE. Overrides look like training.global_batch=512.")
+    if "${" in value:
+        raise ConfigError(f"{key}: '${{' is not taken on the command line; write the value itself.")
+    if key in GROUPS:
+        _check_choice(key, value, site)
+        return f"{key}={_quoted(value)}"
+    if is_text(tuple(key.split("."))):
+        return f"++{key}={_quoted(value)}"
+    if not value:
+        raise ConfigError(f"{key}: the value after '=' is missing.")
+    return f"++{key}={value}"
+
+
+def _check_choice(group: str, choice: str, site: Path | None) -> None:
+    known = names(group, site)
+    if choice in known:
+        return
+    sized = _SIZED.fullmatch(choice)
+    if group == "cluster" and sized and sized["type"] in known:
+        return
+    wanted = sized["type"] if group == "cluster" and sized else choice
+    how = "; sizes are written as 64xTYPE (GPUs) or 8x8xTYPE (nodes x GPUs)" if group == "cluster" else ""
+    raise ConfigError(
+        f"{group}={choice}: no such {group}. There are {listed(known)}{how}.{nearest(wanted, known)}"
+    )
+
+
+def _group_folders(group: str, site: Path | None) -> list[Path]:
+    return [folder / group for folder in data_dirs("conf", site) if (folder / group).is_dir()]
+
+
+def _group_files(choices: dict[str, Any], site: Path | None) -> list[tuple[tuple[str, ...], Path]]:
+    """The files behind Hydra's choices; for a sized cluster, and for an alias, the file it names."""
+    found = []
+    for group in GROUPS:
+        choice = str(choices.get(group))
+        sized = _SIZED.fullmatch(choice) if group == "cluster" else None
+        name = sized["type"] if sized else choice
+        for folder in _group_folders(group, site):
+            if (file := folder / f"{name}.yaml").is_file():
+                found.append(((group,), file))
+                break
+    base = data_root() / "conf" / "base.yaml"
+    return [*found, ((), base)]
+
+
+def _line_of(file: Path, keys: list[str]) -> int | None:
+    node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    line = None
+    for key in keys:
+        if not isinstance(node, yaml.MappingNode):
+            return None
+        pairs = {k.value: (k, v) for k, v in node.value}
+        if key not in pairs:
+            return None
+        line, node = pairs[key][0].start_mark.line + 1, pairs[key][1]
+    return line
+
+
+def _shown(file: Path) -> str:
+    """The file as a reader would name it: from the package's root, or as it is."""
+    return str(file.relative_to(data_root())) if file.is_relative_to(data_root()) else str(file)
+
+
+def _quoted(value: str) -> str:
+    """`value` as a quoted string of Hydra's override grammar."""
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def _yaml_mistake(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f"{_shown(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}" if mark else "a YAML file"
+    return f"{where}: not YAML: {getattr(error, 'problem', None) or error}. Mend the line and try again."
+
+
+def _hydra_mistake(error: Exception, recipe_file: Path) -> str:
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return f"{_shown(recipe_file)}: {first.strip()}"

@@ -1,0 +1,46 @@
+"""What an engine is asked to execute: the degrees of parallelism of one component, and where its ranks stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One component's layout. Rank = offset + tp_i + TP * (cp_i + CP * (dp_i + DP * pp_i))."""
+
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    ep: int
+    dp: int
+    zero: int
+    offload: str
+    recompute: str
+    micro_batch: int
+    num_microbatches: int
+    rank_offset: int
+    layers_per_stage: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that the grid spans."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def shard(self) -> int:
+        """Ranks over which ZeRO shards: data- and context-parallel ones together."""
+        return self.dp * self.cp
+
+    def stage_ranks(self, stage: int) -> tuple[int, ...]:
+        """Global ranks of one pipeline stage."""
+        per_stage = self.ranks // self.pp
+        first = self.rank_offset + stage * per_stage
+        return tuple(range(first, first + per_stage))
+
+    def describe(self) -> str:
+        """In words, such as `TP8 PP4 DP2 ZeRO-1`."""
+        extra = "".join(f" {n}{v}" for n, v in (("VPP", self.vpp), ("CP", self.cp), ("EP", self.ep)) if v > 1)
+        tail = "" if self.offload == "none" else f" offload {self.offload}"
+        return f"TP{self.tp} PP{self.pp}{extra} DP{self.dp} ZeRO-{self.zero}{tail}"

@@ -1,0 +1,44 @@
+"""Assignments in shell scripts and environment files. Nothing is expanded or run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dslaunch.files.position import Position
+
+_ASSIGNMENT = re.compile(
+    r"""(?:^|(?<=[\s;,]))                      # a word of its own, or one of `--export=ALL,NAME=value`
+        (?:--export=|--env=)?
+        ([A-Za-z_][A-Za-z0-9_]*)=
+        ("[^"\n]*"|'[^'\n]*'|[^\s;,"']*)""",
+    re.VERBOSE,
+)
+_COMMENT = re.compile(r"\s*#(?!SBATCH|PBS)")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """NAME=value; the value without its quotes."""
+
+    name: str
+    value: str
+    at: Position
+    literal: bool
+    """The value holds no expansion, or stands in single quotes."""
+
+
+def assignments(text: str) -> tuple[Assignment, ...]:
+    """Every NAME=value outside comments, exported or not, on `#SBATCH --export=` too."""
+    found: list[Assignment] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not _COMMENT.match(line):
+            found += [_assignment(number, match) for match in _ASSIGNMENT.finditer(line)]
+    return tuple(found)
+
+
+def _assignment(line: int, match: re.Match[str]) -> Assignment:
+    raw = match[2]
+    value = raw[1:-1] if raw[:1] in ("'", '"') else raw
+    literal = raw.startswith("'") or not re.search(r"[$`]", raw)
+    return Assignment(match[1], value, Position(line, match.start(1) + 1), literal)

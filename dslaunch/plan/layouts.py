@@ -1,0 +1,187 @@
+"""The layout of each component: what the recipe and the user say, what follows from it, and what is wrong.
+
+A number that the user gave is kept as it is or refused with the arithmetic; only what is absent is derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dslaunch.engines.layout import Layout
+from dslaunch.errors import PlanError, listed
+from dslaunch.hardware.topology import describe, tensor_domain
+from dslaunch.model import shapes
+from dslaunch.schema.config import RunConfig
+from dslaunch.schema.strategy import ComponentStrategy
+
+
+def pinned(config: RunConfig) -> dict[str, ComponentStrategy]:
+    """Per component, what is said about it: strategy.every, then the recipe's layout, then strategy.COMPONENT.
+
+    Raises:
+        PlanError: the recipe has no layout for this number of GPUs.
+    """
+    layout = _recipe_layout(config) if config.strategy.name == "layouts" else {}
+    return {
+        name: _merged(config.strategy.every, layout.get(name), config.strategy.components.get(name))
+        for name in config.model.components
+    }
+
+
+def resolve(config: RunConfig, wanted: Mapping[str, ComponentStrategy]) -> tuple[dict[str, Layout], list[str]]:
+    """Layouts by component, and every fault found in them, each a sentence with its arithmetic.
+
+    A component with a fault that leaves its layout undefined is missing from the layouts.
+    """
+    layouts: dict[str, Layout] = {}
+    faults: list[str] = []
+    for name, strategy in wanted.items():
+        layout, found = _resolve_one(config, name, strategy)
+        faults += found
+        if layout is not None:
+            layouts[name] = layout
+    return layouts, faults
+
+
+def _recipe_layout(config: RunConfig) -> Mapping[str, ComponentStrategy]:
+    world = config.cluster.world_size
+    if world in config.layouts:
+        return config.layouts[world]
+    if not config.layouts:
+        raise PlanError(
+            f"recipe {config.recipe} pins no layouts, and strategy is `layouts`. Choose one, such as "
+            "strategy=zero3, or strategy=auto to search."
+        )
+    raise PlanError(
+        f"recipe {config.recipe} pins layouts for {listed(sorted(config.layouts))} GPUs; the cluster has {world} "
+        f"({describe(config.cluster)}). Use one of these sizes, or strategy=auto to search a layout."
+    )
+
+
+def _merged(*parts: ComponentStrategy | None) -> ComponentStrategy:
+    """The later part wins, field by field."""
+    given = {k: v for part in parts if part for k, v in part.model_dump(exclude_none=True).items()}
+    return ComponentStrategy(**given)
+
+
+def _resolve_one(config: RunConfig, name: str, want: ComponentStrategy) -> tuple[Layout | None, list[str]]:
+    tp, pp, vpp, cp, ep = (value or 1 for value in (want.tp, want.pp, want.vpp, want.cp, want.ep))
+    faults = _shape_faults(config, name, want)
+    dp, rank_faults = _data_parallel(config, name, want, tp * pp * cp)
+    faults += rank_faults
+    if dp is None:
+        return None, faults
+    micro, num, batch_faults = _batch(config, name, want, dp)
+    faults += batch_faults
+    layers = shapes.layers(config.model.components[name])
+    stages = want.layers_per_stage or tuple([layers // pp] * pp)
+    layout = Layout(
+        tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, dp=dp,
+        zero=want.zero or 0,
+        offload=want.offload or "none",
+        recompute=want.recompute or "none",
+        micro_batch=micro,
+        num_microbatches=num,
+        rank_offset=want.rank_offset or 0,
+        layers_per_stage=stages,
+    )  # fmt: skip
+    faults += _schedule_faults(config, name, layout)
+    return layout, faults
+
+
+def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list[str]:
+    component, cluster = config.model.components[name], config.cluster
+    tp, pp, vpp, key = want.tp or 1, want.pp or 1, want.vpp or 1, f"strategy.{name}"
+    faults = []
+    domain = tensor_domain(cluster)
+    if tp > domain:
+        faults.append(
+            f"{key}.tp is {tp}, but tensor parallelism stays among the {domain} GPUs that a fast link joins "
+            f"({describe(cluster)}); tp can be at most {domain}"
+        )
+    elif domain % tp:
+        faults.append(f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs of a node; some would cross nodes")
+    if wrong := shapes.legal_tp(component, tp):
+        faults.append(f"{key}.tp is {tp}: {wrong}")
+    if wrong := shapes.legal_pp(component, pp, vpp, want.layers_per_stage):
+        faults.append(f"{key}.pp is {pp}: {wrong}")
+    return faults
+
+
+def _data_parallel(
+    config: RunConfig, name: str, want: ComponentStrategy, per_replica: int
+) -> tuple[int | None, list[str]]:
+    world, key, offset = config.cluster.world_size, f"strategy.{name}", want.rank_offset or 0
+    tp, pp, cp = want.tp or 1, want.pp or 1, want.cp or 1
+    shown = f"tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
+    if want.dp is None:
+        left = world - offset
+        if per_replica > left:
+            return None, [f"{key}: {shown} = {per_replica} ranks, but there are {left} GPUs ({describe(config.cluster)})"]
+        if left % per_replica:
+            return None, [f"{key}: {shown} = {per_replica} ranks do not divide {left} GPUs; {left} / {per_replica} = {left / per_replica:.4g} replicas"]
+        return left // per_replica, []
+    need = per_replica * want.dp
+    if offset + need > world:
+        at = f" from rank {offset}" if offset else ""
+        return want.dp, [f"{key}: {shown} x dp {want.dp} = {need} ranks{at}, but there are {world} GPUs ({describe(config.cluster)})"]
+    if want.rank_offset is None and need < world:
+        hint = f"; {key}.dp={world // per_replica} uses all" if world % per_replica == 0 else ""
+        return want.dp, [f"{key}: {shown} x dp {want.dp} = {need} ranks leave {world - need} of {world} GPUs without work{hint}"]
+    return want.dp, []
+
+
+def _batch(config: RunConfig, name: str, want: ComponentStrategy, dp: int) -> tuple[int, int, list[str]]:
+    """(micro_batch, num_microbatches, faults); micro_batch * num_microbatches * dp = global_batch."""
+    training, total = config.training, config.training.global_batch
+    wanted = training.num_microbatches if name == config.model.trunk else None
+    micro = want.micro_batch or training.micro_batch
+    key = f"strategy.{name}.micro_batch" if want.micro_batch else "training.micro_batch"
+    if wanted is not None and micro is not None:
+        if micro * wanted * dp == total:
+            return micro, wanted, []
+        return micro, wanted, [
+            f"training.global_batch is {total}, but micro_batch {micro} x num_microbatches {wanted} x dp {dp} "
+            f"({name}) = {micro * wanted * dp}. {_nearest_batches(total, micro, wanted, dp)}"
+        ]
+    if wanted is not None:
+        if total % (wanted * dp) == 0:
+            return total // (wanted * dp), wanted, []
+        return 1, wanted, [
+            f"training.num_microbatches is {wanted}: global_batch {total} / (num_microbatches {wanted} x dp {dp}, "
+            f"{name}) = {total / (wanted * dp):.4g} is not whole"
+        ]
+    micro = micro or 1
+    if total % (micro * dp) == 0:
+        return micro, total // (micro * dp), []
+    below = total // (micro * dp) * micro * dp
+    near = f"{below} or {below + micro * dp}" if below else f"{micro * dp}"
+    return micro, max(1, total // (micro * dp)), [
+        f"{key} is {micro}: global_batch {total} / (micro_batch {micro} x dp {dp}, {name}) = "
+        f"{total / (micro * dp):.4g} is not whole; training.global_batch could be {near}"
+    ]
+
+
+def _nearest_batches(total: int, micro: int, num: int, dp: int) -> str:
+    ways = [f"training.global_batch={micro * num * dp}"]
+    if total % (micro * dp) == 0:
+        ways.insert(0, f"training.num_microbatches={total // (micro * dp)}")
+    if total % (num * dp) == 0:
+        ways.append(f"training.micro_batch={total // (num * dp)}")
+    return "Legal and nearest: " + ", or ".join(ways) + "."
+
+
+def _schedule_faults(config: RunConfig, name: str, layout: Layout) -> list[str]:
+    schedule, key = config.training.schedule, f"strategy.{name}"
+    if layout.vpp > 1 and schedule != "interleaved":
+        return [f"{key}.vpp is {layout.vpp}, which needs training.schedule=interleaved; it is {schedule}"]
+    if name != config.model.trunk or schedule != "interleaved":
+        return []
+    if layout.vpp == 1:
+        return [f"training.schedule is interleaved, which needs {key}.vpp of 2 or more"]
+    if layout.num_microbatches % layout.pp:
+        return [
+            f"training.schedule is interleaved: num_microbatches {layout.num_microbatches} must be a multiple of "
+            f"{key}.pp {layout.pp} (megatron/core/pipeline_parallel/schedules.py, core 0.16)"
+        ]
+    return []

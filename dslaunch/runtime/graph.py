@@ -1,0 +1,146 @@
+"""The model as a whole: components joined by the edges of the plan, ending in the decoder's loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslaunch.errors import ConfigError, listed
+from dslaunch.planfile import Plan
+from dslaunch.runtime.components import Decoder, Spec, ViT, build_component
+
+INIT_STD = 0.02
+
+
+class Graph(nn.Module):
+    """Images and text in, the loss out.
+
+    A component's input is what its edges bring: `channel` joins features of the same tokens, `add` adds
+    them, `sequence` puts tokens one after the other. The decoder takes `sequence` edges only: their tokens
+    stand before its text.
+    """
+
+    def __init__(self, parts: dict[str, nn.Module], edges: list[dict[str, Any]], trunk: str) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(parts)
+        self.edges = edges
+        self.trunk = trunk
+
+    def forward(self, images: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
+        """images [B, C, h, w], tokens and labels [B, T] -> the mean loss over the labels that are not -100."""
+        incoming = self._incoming(self.trunk)
+        prefix = self._joined(incoming, images) if incoming else None
+        loss: Tensor = self.parts[self.trunk](prefix, tokens, labels)
+        return loss
+
+    def _incoming(self, name: str) -> list[dict[str, Any]]:
+        return [edge for edge in self.edges if edge["to"] == name]
+
+    def _output(self, name: str, images: Tensor) -> Tensor:
+        part = self.parts[name]
+        out: Tensor = part(images if isinstance(part, ViT) else self._joined(self._incoming(name), images))
+        return out
+
+    def _joined(self, edges: list[dict[str, Any]], images: Tensor) -> Tensor:
+        outputs = [self._output(edge["source"], images) for edge in edges]
+        x = outputs[0]
+        for edge, other in zip(edges[1:], outputs[1:], strict=True):
+            match edge["join"]:
+                case "channel":
+                    x = torch.cat([x, other], dim=-1)
+                case "add":
+                    x = x + other
+                case "sequence":
+                    x = torch.cat([x, other], dim=1)
+        return x
+
+
+def build_model(plan: Plan) -> Graph:
+    """The model of `plan` on the host in fp32, with the same weights on every rank and for every strategy.
+
+    Raises:
+        ConfigError: the graph holds something that the runtime does not execute.
+    """
+    specs: dict[str, Spec] = plan.model["components"]
+    edges: list[dict[str, Any]] = list(plan.model["edges"])
+    trunk = check_graph(specs, edges)
+    parts = {
+        name: build_component(name, spec, plan.components[name].recompute, _layer_read(name, edges))  # type: ignore[arg-type]
+        for name, spec in specs.items()
+    }
+    for name, spec in specs.items():
+        if spec["train"] == "nothing":
+            parts[name].requires_grad_(False)
+    model = Graph(parts, edges, trunk)
+    initialise(model, plan.training.seed)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError("model.components: every component has `train: nothing`; let at least one train.")
+    return model
+
+
+def check_graph(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> str:
+    """The decoder that everything leads to.
+
+    Raises:
+        ConfigError: not one decoder, a component without input or output, or a join that the decoder lacks.
+    """
+    decoders = [name for name, spec in specs.items() if spec["arch"] == "decoder"]
+    if len(decoders) != 1:
+        raise ConfigError(
+            f"model.components: found {len(decoders)} decoders ({listed(decoders)}); dslaunch.runtime executes "
+            "one decoder, with towers and projectors before it. Give a training script: script=PATH."
+        )
+    for name, spec in specs.items():
+        if spec["arch"] == "mlp" and all(edge["to"] != name for edge in edges):
+            raise ConfigError(f"model.components.{name}: no edge leads to it. Add one to model.edges.")
+        if name != decoders[0] and all(edge["source"] != name for edge in edges):
+            raise ConfigError(f"model.components.{name}: no edge leaves it. Add one to model.edges.")
+    for edge in edges:
+        if edge["to"] == decoders[0] and edge["join"] != "sequence":
+            raise ConfigError(
+                f"model.edges: {edge['source']} -> {edge['to']} joins by '{edge['join']}'; into the decoder "
+                "dslaunch.runtime executes `sequence` only."
+            )
+        if specs[edge["to"]]["arch"] == "vit" or edge["source"] == decoders[0]:
+            raise ConfigError(
+                f"model.edges: dslaunch.runtime does not execute {edge['source']} -> {edge['to']}: towers take "
+                "images, and the decoder is the last component."
+            )
+    return decoders[0]
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Matrices and tables from a normal distribution of standard deviation 0.02, biases zero; norms stay one.
+
+    The draws follow the order of the parameters and the seed alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0.0, INIT_STD, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
+
+
+def parameter_groups(model: Graph, plan: Plan) -> list[dict[str, Any]]:
+    """One group per component that trains, the decoder first, with its learning rate and weight decay."""
+    names = sorted(model.parts, key=lambda name: not isinstance(model.parts[name], Decoder))
+    groups = []
+    for name in names:
+        trainable = [p for p in model.parts[name].parameters() if p.requires_grad]
+        layout = plan.components[name]
+        if trainable:
+            groups.append({"params": trainable, "lr": layout.lr, "weight_decay": layout.weight_decay})
+    return groups
+
+
+def _layer_read(name: str, edges: list[dict[str, Any]]) -> int:
+    layers = {edge["from_layer"] for edge in edges if edge["source"] == name}
+    if len(layers) > 1:
+        raise ConfigError(
+            f"model.edges: {name} is read at layers {listed(sorted(layers))}; dslaunch.runtime reads one."
+        )
+    return int(layers.pop()) if layers else -1

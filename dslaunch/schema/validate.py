@@ -1,0 +1,157 @@
+"""The tree becomes a RunConfig, or one message for each mistake in it."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.schema.config import RunConfig
+from dslaunch.schema.strategy import ComponentStrategy, Strategy
+
+Path = tuple[str | int, ...]
+
+
+def validate(tree: Mapping[str, Any], locate: Callable[[Sequence[str | int]], str]) -> RunConfig:
+    """The RunConfig in `tree`; `locate` tells where a key was written.
+
+    Raises:
+        ConfigError: one line for each mistake: where, which key, what was found, what is allowed.
+    """
+    prepared = {**tree, "strategy": _with_components(tree.get("strategy"))}
+    try:
+        config = RunConfig.model_validate(prepared)
+    except ValidationError as error:
+        lines = dict.fromkeys(_line(dict(mistake), locate) for mistake in error.errors())
+        raise ConfigError("\n".join(lines)) from error
+    mistakes = [*_component_names(config, locate), *_secrets(config)]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return config
+
+
+def _with_components(strategy: Any) -> Any:
+    """`strategy.llm.tp` is typed, `strategy.components.llm.tp` is meant."""
+    if not isinstance(strategy, dict):
+        return strategy
+    own = {key: value for key, value in strategy.items() if key in Strategy.model_fields}
+    rest = {key: value for key, value in strategy.items() if key not in Strategy.model_fields}
+    return {**own, "components": {**own.get("components", {}), **rest}}
+
+
+def _component_names(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:
+    known = list(config.model.components)
+    named = [(("strategy", name), name) for name in config.strategy.components]
+    for size, layout in config.layouts.items():
+        named += [(("layouts", str(size), name), name) for name in layout]
+    allowed = [*known, *(f for f in Strategy.model_fields if f != "components")]
+    return [
+        f"{locate(path)}: {_dotted(path)}: model {config.model.name} has no component '{name}'. "
+        f"Allowed: {listed(allowed if path[0] == 'strategy' else known)}.{nearest(name, allowed)}"
+        for path, name in named
+        if name not in known
+    ]
+
+
+def _secrets(config: RunConfig) -> list[str]:
+    words = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "CREDENTIAL")
+    return [
+        f"env.{name}: looks like a secret, and its value would be written into files. Remove it, export {name} "
+        f"in the launching shell, and hand it over by name: launcher.pass_env=[{name}]."
+        for name in config.env
+        if any(word in name.upper() for word in words)
+    ]
+
+
+def _line(mistake: dict[str, Any], locate: Callable[[Sequence[str | int]], str]) -> str:
+    path = _real_path(mistake["loc"])
+    typed = tuple(key for i, key in enumerate(path) if (path[0], i, key) != ("strategy", 1, "components"))
+    return f"{locate(typed)}: {_dotted(typed)}: {_words(mistake, path)}"
+
+
+def _words(mistake: dict[str, Any], path: Path) -> str:
+    found, kind = mistake.get("input"), mistake["type"]
+    if kind == "extra_forbidden":
+        if path[0] == "strategy" and len(path) == 3 and path[1] == "components" and not isinstance(found, dict):
+            return _unknown(str(path[-1]), list(ComponentStrategy.model_fields))
+        return _unknown(str(path[-1]), _fields(path[:-1]))
+    if kind == "missing":
+        return f"is missing.{_doc(path)}"
+    if kind == "string_type" and isinstance(found, bool | int | float):
+        return f"is {found!r}, a {type(found).__name__} to YAML, where text belongs. Put it in quotes."
+    if kind == "model_type" or kind == "model_attributes_type":
+        return f"is {found!r}; it takes keys: {listed(_fields(path))}.{_doc(path)}"
+    allowed = str(mistake.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
+    if kind == "literal_error":
+        words = [word.strip("' ") for word in allowed.split(",")]
+        return f"is {found!r}. Allowed: {listed(words)}.{nearest(str(found), words)}{_doc(path)}"
+    if kind == "union_tag_invalid":
+        allowed = str(mistake["ctx"]["expected_tags"])
+        return f"arch is {mistake['ctx']['tag']!r}. Allowed: {allowed}."
+    message = mistake["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    shown = f" (found {found!r})" if isinstance(found, str | int | float | bool | None) else ""
+    return f"{message}{shown}.{_doc(path)}"
+
+
+def _unknown(key: str, allowed: Sequence[str]) -> str:
+    return f"unknown key.{nearest(key, allowed)} Allowed: {listed(allowed)}."
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(str(key) for key in path) or "the recipe"
+
+
+def _real_path(loc: Path) -> Path:
+    """Pydantic's location without the tags of a union and the marks of a dict's key."""
+    return tuple(key for key in loc if key not in ("decoder", "vit", "mlp", "[key]"))
+
+
+def _doc(path: Path) -> str:
+    """What the field at `path` means, as the schema documents it."""
+    owner = _model_at(path[:-1])
+    field = owner.model_fields.get(str(path[-1])) if owner and path else None
+    return f" {field.description.splitlines()[0]}" if field and field.description else ""
+
+
+def _fields(path: Path) -> list[str]:
+    """The keys that are allowed at `path`."""
+    models = _models_at(path)
+    found: dict[str, None] = {}
+    for model in models:
+        found.update(dict.fromkeys(f.alias or name for name, f in model.model_fields.items()))
+    return list(found)
+
+
+def _model_at(path: Path) -> type[BaseModel] | None:
+    models = _models_at(path)
+    return models[0] if models else None
+
+
+def _models_at(path: Path) -> list[type[BaseModel]]:
+    kinds: list[Any] = [RunConfig]
+    for key in path:
+        kinds = [inner for kind in kinds for inner in _step(kind, key)]
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def _step(kind: Any, key: str | int) -> list[Any]:
+    """The annotations that may stand under `key` of a value annotated `kind`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        field = next((f for name, f in kind.model_fields.items() if str(key) in (name, f.alias)), None)
+        return _bare(field.annotation) if field else []
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    return _bare(args[1]) if origin is dict else _bare(args[0]) if origin in (tuple, list) else []
+
+
+def _bare(annotation: Any) -> list[Any]:
+    """The alternatives of an annotation, without Annotated and None."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _bare(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for arg in args for inner in _bare(arg) if arg is not type(None)]
+    return [annotation]
