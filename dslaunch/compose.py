@@ -80,8 +80,8 @@ def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> 
                 return_hydra_config=True,
             )
         choices = dict(config.hydra.runtime.choices)
-        del config["hydra"]
-        tree = OmegaConf.to_container(config, resolve=True)
+        kept = [key for key in config if key != "hydra"]
+        tree = OmegaConf.to_container(OmegaConf.masked_copy(config, kept), resolve=True)
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_mistake(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -114,7 +114,7 @@ class SizedCluster(ConfigSource):  # type: ignore[misc]
         size = {"nodes": first, "gpus_per_node": int(second)} if second else {"gpus": first}
         config = OmegaConf.create({"defaults": [match["type"], "_self_"], **size})
         return ConfigResult(
-            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={}
+            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={"package": None}
         )
 
     def is_group(self, config_path: str) -> bool:

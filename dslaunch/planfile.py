@@ -103,6 +103,8 @@ class TrainingPlan:
     """Global gradient norm above which gradients are scaled down; 0 is off."""
     schedule: str
     """1f1b | gpipe | interleaved"""
+    overlap_comm: bool
+    sequence_parallel: bool
     optimizer: str
     lr: float
     betas: tuple[float, float]

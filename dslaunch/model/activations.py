@@ -8,13 +8,14 @@ every rank unless sequence parallelism cuts them; the rest is cut by tp. q, kv a
     branch outputs, where a LayerScale multiplies them     2 h     whole
     q, k, v (a kv head is replicated where tp > kv_heads)  q + 2 kv
     attention output = input of the output projection      q
-    gate, up and their product (SwiGLU), or                3 f
+    gate, up and their product (fused SwiGLU), or          3 f
     input and output of GELU                               2 f
 
 and 4 bytes per head: the softmax statistics of the attention kernel, in fp32. For a bf16 Llama this is
 (sb/t) [4*2h + 2d(a+2k) + 2ad + 4a + 6f]; the classic layer's 34 sbh of Korthikanti et al. (arXiv:2205.05198)
-less the two dropout masks and the s^2 terms, which flash attention does not keep. A norm's own statistics,
-the image's pixels and the embedding's indices are below 0.1 % of a layer and left out.
+less the two dropout masks and the s^2 terms, which flash attention does not keep. An unfused SwiGLU keeps f
+more (the output of SiLU), an RMSNorm made of single operations several h more: not counted here. A norm's
+own statistics, the image's pixels and the embedding's indices are below 0.1 % of a layer and left out.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def layer_bytes(
         sequence_parallel: what is outside the cut matrices is shared out over tp by token.
         recompute: `none`; `selective`: attention's core runs again from q, k and v, which stay, as does its
             output, the input of the output projection: with flash attention only the softmax statistics
-            go (megatron-core 0.16.1, megatron/core/transformer/attention.py, checkpoints the core alone);
+            go (megatron-core 0.16.1, megatron/core/transformer/attention.py, checkpoints the core alone;
+            its transformer_config.py warns that a fused core has no need of it);
             `full`: the layer's input stays, and `working_set_bytes` come back in the backward pass.
         width: bytes of an element: 2 for bf16 and fp16, 4 for fp32.
     """

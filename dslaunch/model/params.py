@@ -85,7 +85,7 @@ def _layer(layer: Block, tp: int) -> int:
 def _mlp(component: Mlp, tp: int) -> int:
     count = 2 * component.dims[0] * component.norm
     for linear in linears(component):
-        count += divided(linear.width_in * linear.width_out, tp)
+        count += divided(linear.cut, tp) * (linear.width_in if linear.column else linear.width_out)
         bias = divided(linear.width_out, tp) if linear.column else linear.width_out
         count += bias * component.bias
     return count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dslaunch.errors import listed
 from dslaunch.schema.model import Component, Decoder, Mlp, ViT
@@ -111,7 +112,7 @@ def linears(component: Mlp) -> tuple[Linear, ...]:
     last = len(component.dims) - 2
     return tuple(
         Linear(width_in, width_out, column=i % 2 == 0 and i < last, last=i == last)
-        for i, (width_in, width_out) in enumerate(zip(component.dims, component.dims[1:], strict=False))
+        for i, (width_in, width_out) in enumerate(pairwise(component.dims))
     )
 
 

@@ -108,7 +108,30 @@ def check_graph(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> str:
                 f"model.edges: dslaunch.runtime does not execute {edge['source']} -> {edge['to']}: towers take "
                 "images, and the decoder is the last component."
             )
+        if edge["from_layer"] != -1 and specs[edge["source"]]["arch"] != "vit":
+            raise ConfigError(
+                f"model.edges: {edge['source']} -> {edge['to']} reads layer {edge['from_layer']}; "
+                "dslaunch.runtime reads an inner layer of towers only. Set from_layer to -1."
+            )
+    for edge in edges:
+        tokens = output_tokens(edge["source"], specs, edges)
+        if edge["tokens"] != tokens:
+            raise ConfigError(
+                f"model.edges: {edge['source']} -> {edge['to']} says {edge['tokens']} tokens, but "
+                f"{edge['source']} gives {tokens}."
+            )
     return decoders[0]
+
+
+def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]) -> int:
+    """Tokens per sample that component `name` passes on."""
+    spec = specs[name]
+    if spec["arch"] == "vit":
+        return int((spec["image"] // spec["patch"]) ** 2)
+    incoming = [edge for edge in edges if edge["to"] == name]
+    counts = [output_tokens(edge["source"], specs, edges) for edge in incoming]
+    more = [count for edge, count in zip(incoming[1:], counts[1:], strict=True) if edge["join"] == "sequence"]
+    return counts[0] + sum(more)
 
 
 def initialise(model: nn.Module, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -155,6 +156,10 @@ class Model(Part):
                         f"edge {edge.source} -> {edge.to}: no component '{end}'; "
                         f"there are {listed(self.components)}.{nearest(end, self.components)}"
                     )
+        try:
+            graphlib.TopologicalSorter(_sources(self.edges)).prepare()
+        except graphlib.CycleError as error:
+            raise ValueError(f"edges form a circle: {' <- '.join(error.args[1])}; remove one") from error
         return self
 
     @property
@@ -162,3 +167,7 @@ class Model(Part):
         """The decoder that the sequence runs through: the largest one."""
         decoders = {n: c for n, c in self.components.items() if isinstance(c, Decoder)}
         return max(decoders, key=lambda n: decoders[n].layers * decoders[n].hidden**2)
+
+
+def _sources(edges: tuple[Edge, ...]) -> dict[str, set[str]]:
+    return {to: {edge.source for edge in edges if edge.to == to} for to in {edge.to for edge in edges}}

@@ -151,9 +151,8 @@ def _write_config(cluster: SlurmCluster) -> None:
 def _start(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]]) -> None:
     _start_munged(cluster, daemons)
     _daemon(cluster, daemons, "slurmctld", "-D", "-i")
-    _until(
-        lambda: "is UP" in cluster.run("scontrol", "ping", check=False), _START_LIMIT_S, lambda: _logs(cluster)
-    )
+    ping = ("scontrol", "ping")
+    _until(lambda: "is UP" in cluster.run(*ping, check=False), _START_LIMIT_S, lambda: _logs(cluster))
     for name in cluster.nodes:
         _daemon(cluster, daemons, "slurmd", "-D", "-N", name)
     _until(lambda: _all_idle(cluster), _START_LIMIT_S, lambda: _logs(cluster))
@@ -230,7 +229,7 @@ def _kill_steps(cluster: SlurmCluster) -> None:
 
 def _logs(cluster: SlurmCluster) -> str:
     """The end of every daemon's log."""
-    files = sorted((cluster.folder / "log").iterdir()) + [cluster.folder / "munge" / "log"]
+    files = [*sorted((cluster.folder / "log").iterdir()), cluster.folder / "munge" / "log"]
     ends = [(file, file.read_text(errors="replace")[-1500:]) for file in files if file.is_file()]
     return "\n".join(f"--- {file.name}\n{text}" for file, text in ends if text)
 

@@ -1,0 +1,116 @@
+"""What the frameworks take: DeepSpeed's configuration keys and Megatron's arguments, by version, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from dslaunch.errors import ConfigError, listed
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a DeepSpeed configuration."""
+
+    type: str = ""
+    """As DeepSpeed declares it; empty where it declares none."""
+    values: tuple[Any, ...] = ()
+    """The values allowed, where they are few."""
+    alias: str = ""
+    """Another name that DeepSpeed takes for it."""
+    deprecated: str = ""
+    """What replaces it, where it is deprecated."""
+    unknown: str = ""
+    """What happens to a key that is not among `keys`: forbid (error) | ignore (silently) | any (accepted)."""
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    """The keys of a section; empty for a plain value."""
+
+    def find(self, name: str) -> Key | None:
+        """The key `name` of this section, by its name or alias."""
+        return self.keys.get(name) or next((key for key in self.keys.values() if key.alias == name), None)
+
+
+@dataclass(frozen=True)
+class DeepSpeedKeys:
+    """The configuration keys of one version of DeepSpeed."""
+
+    version: str
+    top: Key
+    removed: Mapping[str, str]
+    """Key (dotted) -> what DeepSpeed says of it; its mere presence raises."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of Megatron's parser."""
+
+    flags: tuple[str, ...]
+    kind: str
+    """Store | StoreTrue | StoreFalse | BooleanOptional"""
+    type: str
+    """int | float | str | ...; empty where the parser converts nothing."""
+    nargs: str
+    """Empty for one value; 0 for none, a number, `*` or `+`."""
+    choices: tuple[Any, ...]
+
+
+@lru_cache(maxsize=1)
+def deepspeed_keys() -> DeepSpeedKeys:
+    """The keys of DeepSpeed 0.19.8."""
+    data = _load("deepspeed_keys.json")
+    top = _key({"keys": data["keys"], "unknown": data["unknown_top_level"]}, "")
+    return DeepSpeedKeys(data["version"], top, data["removed"])
+
+
+def _key(data: dict[str, Any], inherited: str) -> Key:
+    unknown = data.get("unknown", inherited)
+    return Key(
+        type=data.get("type", ""),
+        values=tuple(data.get("values", ())),
+        alias=data.get("alias", ""),
+        deprecated=data.get("deprecated", ""),
+        unknown=unknown,
+        keys={name: _key(item, unknown) for name, item in data.get("keys", {}).items()},
+    )
+
+
+@lru_cache(maxsize=8)
+def megatron_arguments(version: str) -> dict[str, Argument]:
+    """Flag (with its dashes) -> argument, of Megatron-LM with megatron-core `version`.
+
+    Raises:
+        ConfigError: there is no catalogue of that version.
+    """
+    series = ".".join(version.split(".")[:2])
+    try:
+        data = _load(f"megatron_args_{series}.json")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"engine.version is {version!r}, but the arguments of that Megatron are not known; "
+            f"known are {listed(megatron_versions())}. Set engine.version to one of these"
+        ) from None
+    return {flag: _argument(entry) for entry in data for flag in entry["flags"]}
+
+
+def megatron_versions() -> list[str]:
+    """The versions of megatron-core that there is a catalogue of."""
+    names = [item.name for item in resources.files("dslaunch.engines").joinpath("data").iterdir()]
+    return sorted(n.removeprefix("megatron_args_").removesuffix(".json") for n in names if n.startswith("megatron_"))
+
+
+def _argument(entry: dict[str, Any]) -> Argument:
+    return Argument(
+        flags=tuple(entry["flags"]),
+        kind=entry["kind"],
+        type=entry.get("type", ""),
+        nargs=str(entry.get("nargs", "")),
+        choices=tuple(entry.get("choices", ())),
+    )
+
+
+def _load(name: str) -> Any:
+    return json.loads(resources.files("dslaunch.engines").joinpath("data", name).read_text(encoding="utf-8"))

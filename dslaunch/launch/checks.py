@@ -1,0 +1,109 @@
+"""What must be true before anything is written or started; each fault is a ConfigError."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from dslaunch.errors import ConfigError
+from dslaunch.launch.request import LaunchRequest
+
+_MEGATRON = ("megatron", "megatron_deepspeed")
+
+
+def check(request: LaunchRequest, launcher: str) -> None:
+    """Every check that holds for `launcher`.
+
+    Raises:
+        ConfigError: the first fault found.
+    """
+    _check_program(request)
+    _check_environment(request)
+    if launcher in ("local", "torchrun"):
+        _check_python(request)
+        _check_paths(request)
+    if launcher == "local" and request.plan.cluster.nodes > 1:
+        raise ConfigError(
+            f"launcher.name=local: the plan has {request.plan.cluster.nodes} nodes, this machine is one. Use "
+            "launcher=slurm or launcher=ssh, or plan for this machine with cluster=local"
+        )
+    if launcher in ("local", "torchrun") and request.plan.cluster.nodes == 1:
+        _check_port(request.plan.launcher.master_port)
+
+
+def _check_program(request: LaunchRequest) -> None:
+    plan = request.plan
+    if plan.engine.name in _MEGATRON and not plan.program.script:
+        if not plan.engine.path:
+            raise ConfigError(
+                f"engine.path: empty. The engine {plan.engine.name} runs the pretrain script of a checkout: "
+                "give engine.path=FOLDER, or a script of your own with script=FILE"
+            )
+        if not request.absolute(plan.engine.path).is_dir():
+            raise ConfigError(f"engine.path: no folder {plan.engine.path}. Give the checkout's folder")
+    elif plan.program.script:
+        _check_script(request.absolute(plan.program.script), plan.program.script)
+    elif not plan.program.module:
+        raise ConfigError("script: empty: nothing to run. Give script=FILE -- ARGUMENTS, or module=NAME")
+
+
+def _check_script(path: Path, typed: str) -> None:
+    if not path.is_file():
+        found = "it is a folder" if path.is_dir() else "there is no such file"
+        raise ConfigError(f"script: {typed}: {found} ({path}). Give the path of a Python file")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"script: {typed}: you may not read it ({path}). Change its permissions")
+
+
+def _check_environment(request: LaunchRequest) -> None:
+    missing = [name for name in request.plan.launcher.pass_env if name not in request.environ]
+    if missing:
+        raise ConfigError(
+            f"launcher.pass_env: {', '.join(missing)} is not set in this shell. Set and export it, or take "
+            "the name "
+            "out of launcher.pass_env"
+        )
+
+
+def _check_python(request: LaunchRequest) -> None:
+    python = request.plan.launcher.python
+    name = str(request.absolute(python)) if "/" in python else python
+    if not shutil.which(name, path=request.environ.get("PATH")):
+        raise ConfigError(
+            f"launcher.python: {python} is no program on this machine. Give the interpreter of the training "
+            "environment, such as launcher.python=/path/to/venv/bin/python"
+        )
+
+
+def _check_paths(request: LaunchRequest) -> None:
+    files = request.plan.files
+    for key, value in (
+        ("data.path", files.data_path),
+        ("data.tokenizer", files.tokenizer),
+        ("model.weights", files.weights),
+        ("checkpoint.load", files.checkpoint_load),
+    ):
+        # Hub names and URLs are the program's to resolve; Megatron's data sets are prefixes of .bin files.
+        if value.startswith(("/", "./", "../", "~")):
+            path = request.absolute(value)
+            if not path.exists() and not path.with_name(path.name + ".bin").exists():
+                raise ConfigError(
+                    f"{key}: {value} does not exist on this machine ({path}). Give a path that does"
+                )
+
+
+def _check_port(port: int) -> None:
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ConfigError(
+                f"launcher.master_port: {port} cannot be used on this machine: {error.strerror}. Give "
+                "another port, "
+                "or leave it out: a free one is chosen at launch"
+            ) from error

@@ -1,0 +1,60 @@
+"""DeepSpeed's hostfile, by the grammar of deepspeed/launcher/runner.py (_parse_hostfile, 0.19.8).
+
+A line is `HOST slots=N`; what follows the digits is not read. Blank lines and lines that begin with # are
+left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dslaunch.errors import ConfigError
+
+_LINE = re.compile(r"^(\S+)\s+slots=(\d+)")
+
+
+def parse_hostfile(text: str, where: str) -> dict[str, int]:
+    """Slots by host, in rank order.
+
+    Raises:
+        ConfigError: a bad line, a host named twice, or no host at all; `where` names the file.
+    """
+    hosts: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        match = _LINE.search(entry)
+        if not match:
+            raise ConfigError(f"{where}:{number}: {entry!r} is no line of a hostfile. Write `HOST slots=N`")
+        host, slots = match.group(1), int(match.group(2))
+        if host in hosts:
+            raise ConfigError(
+                f"{where}:{number}: host {host} stands here for the second time. Name each host once"
+            )
+        hosts[host] = slots
+    if not hosts:
+        raise ConfigError(
+            f"{where}: names no host. Write one line a node, `HOST slots=N`, or list the nodes in "
+            "cluster.hosts"
+        )
+    return hosts
+
+
+def check_hosts(hosts: dict[str, int], nodes: int, gpus_per_node: int, where: str) -> None:
+    """Hosts against the planned cluster.
+
+    Raises:
+        ConfigError: another number of hosts than nodes, or fewer slots than GPUs per node.
+    """
+    if len(hosts) != nodes:
+        raise ConfigError(
+            f"{where}: names {len(hosts)} hosts, but the plan has {nodes} nodes of {gpus_per_node} GPUs. "
+            f"Give a hostfile of {nodes} hosts, or plan for these: cluster={len(hosts)}x{gpus_per_node}xTYPE"
+        )
+    for host, slots in hosts.items():
+        if slots < gpus_per_node:
+            raise ConfigError(
+                f"{where}: {host} has slots={slots}, but the plan uses {gpus_per_node} GPUs on each node. "
+                f"Write slots={gpus_per_node}, or plan for fewer: cluster={nodes}x{slots}xTYPE"
+            )

@@ -1,0 +1,61 @@
+"""What a launcher is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dslaunch.planfile import Plan
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """One launch of one rendered plan."""
+
+    plan: Plan
+    files: Mapping[str, str]
+    """The rendered files, name: text."""
+    run_dir: Path
+    """The run folder, absolute."""
+    work_dir: Path
+    """Where the user stands: what a relative script or path starts from."""
+    environ: Mapping[str, str]
+    """The environment of the launching shell."""
+    wait: bool
+    """Follow a submitted job to its end."""
+
+    @property
+    def inside_allocation(self) -> bool:
+        """Whether the launching shell is in a SLURM allocation."""
+        return bool(self.environ.get("SLURM_JOB_ID"))
+
+    @property
+    def hostfile(self) -> str:
+        """The hostfile's absolute path: the user's, or the rendered one; empty where there is none."""
+        if self.plan.launcher.hostfile:
+            return str(self.absolute(self.plan.launcher.hostfile))
+        return str(self.run_dir / "hostfile") if "hostfile" in self.files else ""
+
+    def absolute(self, path: str) -> Path:
+        """A path as the user typed it, from where the user stands."""
+        return Path(os.path.normpath(self.work_dir / Path(path).expanduser()))
+
+    def variables(self, *, local_python: bool) -> dict[str, str]:
+        """The variables that every rendered script reads.
+
+        Args:
+            local_python: whether the interpreter is this machine's. Elsewhere a bare name such as `python3`
+                is looked up there, after the modules are loaded.
+        """
+        python = self.plan.launcher.python
+        found = shutil.which(python, path=self.environ.get("PATH")) if local_python else None
+        if "/" in python:
+            python = str(self.absolute(python))
+        return {
+            "DSLAUNCH_RUN_DIR": str(self.run_dir),
+            "DSLAUNCH_WORK_DIR": str(self.work_dir),
+            "DSLAUNCH_PYTHON": os.path.abspath(found) if found and "/" not in python else python,
+        }

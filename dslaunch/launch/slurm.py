@@ -1,0 +1,68 @@
+"""Through SLURM: sbatch, or the same job script run in the allocation that the shell is already in."""
+
+from __future__ import annotations
+
+import shutil
+
+from dslaunch.errors import ConfigError
+from dslaunch.launch.request import LaunchRequest
+from dslaunch.launch.steps import Execute, Follow, Step, Submit
+
+SHELL_NAMES = (
+    "HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "LC_CTYPE",
+    "SLURM_CONF", "MODULEPATH", "MODULESHOME", "LMOD_CMD", "LMOD_DIR", "LMOD_PKG", "BASH_ENV",
+)  # fmt: skip
+"""What a job takes over from the launching shell beside launcher.pass_env: where things are, and `module`."""
+
+_JOB_NAMES = (
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NUM_NODES",
+    "SLURM_NNODES", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION",
+    "SLURM_JOB_ACCOUNT", "SLURM_JOB_QOS",
+    "SLURM_JOB_UID", "SLURM_JOB_GID", "SLURM_JOB_USER", "SLURM_JOB_GPUS", "SLURM_JOB_END_TIME",
+    "SLURM_JOB_START_TIME", "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST",
+    "SLURM_WORKING_CLUSTER",
+)  # fmt: skip
+"""What describes the allocation. The other SLURM_* are options, or a step's, and would mislead the srun."""
+
+
+def prepare(request: LaunchRequest) -> list[Step]:
+    """Submit the job, and follow it where that is asked for; inside an allocation run it there.
+
+    Raises:
+        ConfigError: no sbatch here, or an allocation of another size.
+    """
+    if request.inside_allocation:
+        return [_in_allocation(request)]
+    if not shutil.which("sbatch", path=request.environ.get("PATH")):
+        raise ConfigError(
+            "launcher.name=slurm: sbatch is not on this machine's PATH. Render with `dslaunch render -o "
+            "DIR`, and "
+            "type `dslaunch launch DIR` on a login node of the cluster"
+        )
+    run_dir = str(request.run_dir)
+    log = f"{run_dir.replace('%', '%%')}/logs/slurm-%j.out"
+    passed = [name for name in SHELL_NAMES if name in request.environ]
+    submit = Submit(
+        argv=("sbatch", "--parsable", "--chdir", run_dir, "--output", log, "--export=ALL", "job.sbatch"),
+        cwd=request.run_dir,
+        env=request.variables(local_python=False),
+        passed=tuple(dict.fromkeys([*passed, *request.plan.launcher.pass_env])),
+    )
+    return [submit, Follow(request.run_dir)] if request.wait else [submit]
+
+
+def _in_allocation(request: LaunchRequest) -> Execute:
+    nodes = request.environ.get("SLURM_JOB_NUM_NODES", "")
+    if nodes != str(request.plan.cluster.nodes):
+        raise ConfigError(
+            f"launcher.name=slurm: allocation {request.environ['SLURM_JOB_ID']} has {nodes or 'unknown'} "
+            "nodes, the "
+            f"plan {request.plan.cluster.nodes}. Plan for this allocation, or launch outside of it"
+        )
+    return Execute(
+        argv=("bash", "job.sbatch"),
+        cwd=request.run_dir,
+        env=request.variables(local_python=False),
+        log=request.run_dir / "logs" / "launcher.log",
+        unset=tuple(sorted(n for n in request.environ if n.startswith("SLURM") and n not in _JOB_NAMES)),
+    )

@@ -1,0 +1,92 @@
+"""The steps of a launch. A dry run prints this list, a run executes the same list."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class WriteFiles:
+    """Put the rendered files into the run folder."""
+
+    folder: Path
+    files: Mapping[str, str]
+    source: Path | None = None
+    """The reviewed folder that they are an exact copy of."""
+
+    def describe(self) -> str:
+        names = " ".join(shlex.quote(name) for name in sorted(self.files))
+        if self.source is None:
+            return f"write {shlex.quote(str(self.folder))}: {names}"
+        return f"copy {shlex.quote(str(self.source))} to {shlex.quote(str(self.folder))}: {names}"
+
+
+@dataclass(frozen=True)
+class RecordCode:
+    """Write down the revision and the uncommitted changes of the program's checkout."""
+
+    folder: Path
+    source: Path
+
+    def describe(self) -> str:
+        return f"record the code of {shlex.quote(str(self.source))}: code.json, code.diff"
+
+
+@dataclass(frozen=True)
+class Execute:
+    """Run a command here, supervised."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]
+    """Variables added to the shell's own."""
+    log: Path
+    unset: tuple[str, ...] = ()
+    """Variables of the shell that the command must not see."""
+    free_port: str = ""
+    """A variable that gets a free TCP port of this machine, chosen at the start; empty: none."""
+    ranks: int | None = None
+    """Ranks that record here how they ended; None where other hosts may keep their records."""
+
+    def describe(self) -> str:
+        port = [f"{self.free_port}=<a free port>"] if self.free_port else []
+        words = [*(f"--unset={name}" for name in self.unset), *assignments(self.env), *port]
+        command = shlex.join(self.argv)
+        log = shlex.quote(str(self.log))
+        return f"cd {shlex.quote(str(self.cwd))} && env {' '.join(words)} {command} 2>&1 | tee -a {log}"
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Hand a job to SLURM, from an environment that holds nothing but what is named here."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]
+    passed: tuple[str, ...]
+    """Variables of the shell that are handed over; their values are not shown."""
+
+    def describe(self) -> str:
+        words = [*(f'{name}="${name}"' for name in self.passed), *assignments(self.env)]
+        return f"cd {shlex.quote(str(self.cwd))} && env -i {' '.join(words)} {shlex.join(self.argv)}"
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Show the submitted job's log and wait for its end; Ctrl-C leaves it running."""
+
+    folder: Path
+
+    def describe(self) -> str:
+        return f"follow the job and {shlex.quote(str(self.folder / 'logs'))}/slurm-JOB.out"
+
+
+Step = WriteFiles | RecordCode | Execute | Submit | Follow
+
+
+def assignments(env: Mapping[str, str]) -> list[str]:
+    """NAME=value words, shell-quoted, by name."""
+    return [f"{name}={shlex.quote(env[name])}" for name in sorted(env)]

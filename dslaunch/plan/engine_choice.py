@@ -1,0 +1,76 @@
+"""Which engines can execute the layouts, and what refuses the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dslaunch.engines import ENGINES
+from dslaunch.engines.base import Engine, refusals
+from dslaunch.engines.layout import Layout
+from dslaunch.errors import listed
+from dslaunch.schema.config import RunConfig
+from dslaunch.schema.model import Decoder
+
+
+def capable(config: RunConfig, layouts: Mapping[str, Layout]) -> dict[str, list[str]]:
+    """By engine, in order of preference: why it can't execute the layouts; empty where it can."""
+    decoders = sum(isinstance(component, Decoder) for component in config.model.components.values())
+    training = config.training
+    return {
+        name: refusals(
+            engine, layouts, config.strategy.sharding, training.precision, training.schedule, decoders
+        )
+        for name, engine in ENGINES.items()
+    }
+
+
+def choose(config: RunConfig, layouts: Mapping[str, Layout]) -> tuple[Engine | None, list[str], list[str]]:
+    """(the engine, every engine that can execute the layouts with the chosen one first, faults)."""
+    verdicts = capable(config, layouts)
+    able = [name for name, faults in verdicts.items() if not faults]
+    asked = config.engine.name
+    if asked == "auto":
+        if able:
+            return ENGINES[able[0]], able, _version_faults(config, ENGINES[able[0]])
+        return None, [], _no_engine(verdicts, layouts)
+    if verdicts[asked]:
+        return None, able, [f"engine {asked}: {reason}" for reason in verdicts[asked]] + _others(able, asked)
+    ordered = [asked, *(name for name in able if name != asked)]
+    return ENGINES[asked], ordered, _version_faults(config, ENGINES[asked])
+
+
+def grad_accum(config: RunConfig, engine: Engine, layouts: Mapping[str, Layout]) -> tuple[str, list[str]]:
+    """(type that gradients are accumulated in, faults)."""
+    training = config.training
+    accumulates = any(layout.num_microbatches > 1 for layout in layouts.values())
+    stages = {layout.zero for layout in layouts.values()}
+    allowed = frozenset.intersection(*(engine.grad_accum_choices(training.precision, z) for z in stages))
+    wanted = training.grad_accum_dtype
+    if wanted is None:
+        chosen = engine.grad_accum(training.precision, accumulates)
+        return (chosen if chosen in allowed else training.precision), []
+    if wanted not in allowed:
+        return wanted, [
+            f"training.grad_accum_dtype is {wanted}; {engine.name} in {training.precision} at ZeRO-"
+            f"{listed(sorted(stages))} takes {listed(sorted(allowed))}"
+        ]
+    return wanted, []
+
+
+def _version_faults(config: RunConfig, engine: Engine) -> list[str]:
+    wanted = config.engine.version
+    if not wanted or wanted in engine.versions:
+        return []
+    return [f"engine.version is {wanted}; {engine.name} is rendered for {listed(engine.versions)}"]
+
+
+def _no_engine(verdicts: Mapping[str, list[str]], layouts: Mapping[str, Layout]) -> list[str]:
+    shown = ", ".join(f"{name} {layout.describe()}" for name, layout in layouts.items())
+    return [
+        f"no engine executes {shown}:",
+        *(f"  {name}: {'; '.join(reasons)}" for name, reasons in verdicts.items()),
+    ]
+
+
+def _others(able: list[str], asked: str) -> list[str]:
+    return [f"this layout can be executed by engine={able[0]}"] if able and able[0] != asked else []

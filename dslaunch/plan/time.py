@@ -1,0 +1,201 @@
+"""The time ledger: seconds of one optimizer step, by component, stage and term. The dataloader is not in it.
+
+A first estimate: shares of peak figures by `hardware.efficiency`, slowest stage as the pipeline's clock,
+exposed communication where nothing hides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dslaunch.engines.base import WIDTH
+from dslaunch.hardware.efficiency import Efficiency
+from dslaunch.hardware.topology import group_link
+from dslaunch.model.flops import Flops, flops
+from dslaunch.plan.case import Case
+from dslaunch.schema.cluster import Link
+
+_ADAM_BYTES = 28
+"""HBM traffic per parameter of a fused Adam step: master, moments read and written, gradient, new weight."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step, and what they are made of."""
+
+    stages: dict[str, tuple[dict[str, float], ...]]
+    """By component and stage: term -> seconds a step."""
+    step_s: float
+    bubble: float
+    """Share of the step in which the trunk's stages wait."""
+    model_flops: float
+    """All ranks, one step, no recompute."""
+    hardware_flops: float
+    """The same with recompute."""
+
+
+def step_time(cases: Mapping[str, Case], efficiency: Efficiency) -> StepTime:
+    """The ledger of a whole step."""
+    stages = {
+        name: tuple(_stage_terms(case, stage, efficiency) for stage in range(case.layout.pp))
+        for name, case in cases.items()
+    }
+    spans, waits = {}, {}
+    for name, case in cases.items():
+        spans[name], waits[name] = _span(case, stages[name])
+    step = _joined(cases, spans)
+    trunk = next(name for name, case in cases.items() if case.is_trunk)
+    model = sum(_model_flops(case) for case in cases.values())
+    extra = sum(_recompute_flops(case) * _samples_per_step(case) for case in cases.values())
+    return StepTime(stages, step, waits[trunk] / step, model, model + extra)
+
+
+def _joined(cases: Mapping[str, Case], spans: Mapping[str, float]) -> float:
+    """Components on the same ranks take turns; on ranks of their own they run beside one another."""
+    by_offset: dict[int, float] = {}
+    for name, case in cases.items():
+        by_offset[case.layout.rank_offset] = by_offset.get(case.layout.rank_offset, 0.0) + spans[name]
+    return max(by_offset.values())
+
+
+def _span(case: Case, stages: tuple[dict[str, float], ...]) -> tuple[float, float]:
+    """(seconds from the first forward to the end of the step, of which waiting for the pipeline)."""
+    m, p, v = case.layout.num_microbatches, case.layout.pp, case.layout.vpp
+    running = [sum(terms[t] for t in ("compute", "recompute", "tp", "pp")) for terms in stages]
+    once = max(sum(terms[t] for t in ("dp", "optimizer", "offload")) for terms in stages)
+    slowest = max(running)
+    wait = slowest / m * (p - 1) / v
+    return slowest + wait + once, wait
+
+
+def _stage_terms(case: Case, stage: int, efficiency: Efficiency) -> dict[str, float]:
+    """Seconds of one stage in a step, by term; those of every micro-batch are added up."""
+    layout, cluster = case.layout, case.config.cluster
+    peak = cluster.gpu.peak_tflops
+    precision = case.config.training.precision
+    rate = peak.get(precision, peak.get("fp32", 1.0)) * 1e12 * efficiency.matrix  # type: ignore[call-overload]
+    m = layout.num_microbatches
+    forward, backward = _stage_flops(case, stage)
+    recompute = _recompute_of(case, layout.layers_per_stage[stage])
+    scale = case.samples / (layout.tp * layout.cp) * m / rate
+    compute = (forward + backward) * scale
+    hideable = backward * scale
+    return {
+        "compute": compute,
+        "recompute": recompute * scale,
+        "tp": m * _tensor_seconds(case, stage, efficiency),
+        "pp": m * _pipeline_seconds(case, efficiency),
+        "dp": _exposed_dp(case, stage, efficiency, hideable),
+        "optimizer": _optimizer_seconds(case, stage, efficiency),
+        "offload": _offload_seconds(case, stage, efficiency),
+    }
+
+
+def _component_flops(case: Case) -> Flops:
+    return flops(case.component, case.tokens * case.layout.cp)
+
+
+def _stage_flops(case: Case, stage: int) -> tuple[float, float]:
+    """(forward, backward) FLOPs of one pass through a stage, all tp ranks together."""
+    layout, parts = case.layout, _component_flops(case)
+    forward = float(parts.layer * layout.layers_per_stage[stage])
+    forward += parts.stem if stage == 0 else 0
+    forward += parts.tail if stage == layout.pp - 1 else 0
+    return forward, _backward_factor(case) * forward
+
+
+def _backward_factor(case: Case) -> float:
+    """2 where inputs and weights get gradients, 1 where only inputs do, 0 where nothing before trains."""
+    if not case.frozen:
+        return 2.0
+    return 1.0 if case.passes_gradient else 0.0
+
+
+def _recompute_of(case: Case, layers: int) -> float:
+    """FLOPs of one pass that run again in the backward pass."""
+    parts = _component_flops(case)
+    if _backward_factor(case) == 0:
+        return 0.0
+    return {"none": 0.0, "selective": parts.attention_core, "full": parts.layer}[case.layout.recompute] * layers
+
+
+def _recompute_flops(case: Case) -> float:
+    return _recompute_of(case, sum(case.layout.layers_per_stage))
+
+
+def _samples_per_step(case: Case) -> int:
+    return case.config.training.global_batch * case.component.passes
+
+
+def _model_flops(case: Case) -> float:
+    return _component_flops(case).total * (1 + _backward_factor(case)) * _samples_per_step(case)
+
+
+def _seconds(link: Link, moved: float, hops: int, efficiency: Efficiency) -> float:
+    return moved / (link.gb_per_s * 1e9 * efficiency.link) + hops * link.latency_us * 1e-6
+
+
+def _tensor_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
+    """Four all-reduces of s*b*h a layer and micro-batch, two more under full recompute; a ring moves 2(t-1)/t."""
+    layout = case.layout
+    if layout.tp == 1 or case.component.arch == "mlp":
+        return 0.0
+    link = group_link(case.config.cluster, layout.tp)
+    moved = 2 * (layout.tp - 1) / layout.tp * case.samples * case.tokens * case.component.hidden * case.width
+    count = (4 if not case.frozen else 2) + (2 if layout.recompute == "full" else 0)
+    return layout.layers_per_stage[stage] * count * _seconds(link, moved, 2 * (layout.tp - 1), efficiency)
+
+
+def _pipeline_seconds(case: Case, efficiency: Efficiency) -> float:
+    """Activations to the next stage and gradients back, each virtual stage once."""
+    layout = case.layout
+    if layout.pp == 1 or case.component.arch == "mlp":
+        return 0.0
+    cut = layout.tp if case.sequence_parallel else 1
+    moved = case.samples * case.tokens * case.component.hidden * case.width / cut
+    link = group_link(case.config.cluster, layout.ranks)
+    return 2 * layout.vpp * _seconds(link, moved, 1, efficiency)
+
+
+def _exposed_dp(case: Case, stage: int, efficiency: Efficiency, hideable: float) -> float:
+    """Gradients reduced and weights gathered over the replicas, less what the backward pass hides.
+
+    A ring moves (N-1)/N of the bytes for a reduce-scatter, as much for an all-gather, twice for ZeRO-0's
+    all-reduce. ZeRO-3 gathers weights for the forward and for the backward of every micro-batch.
+    """
+    layout, n = case.layout, case.layout.shard
+    if n == 1 or case.frozen:
+        return 0.0
+    link = group_link(case.config.cluster, layout.tp * n)
+    share, params = (n - 1) / n, case.params_on_rank(stage)
+    times = layout.num_microbatches if layout.zero in case.engine.reduces_every_microbatch else 1
+    reduce_width = WIDTH[case.grad_accum_dtype] if times == 1 else case.width
+    passes = 1 if layout.zero else 2
+    reduce = times * passes * _seconds(link, share * params * reduce_width, n - 1, efficiency)
+    gathers = {0: 0, 3: 2 * times}.get(layout.zero, 1)
+    gather = gathers * _seconds(link, share * params * case.width, n - 1, efficiency)
+    overlapped = case.engine.overlaps_reduction and case.config.training.overlap_comm and layout.pp == 1
+    if not overlapped:
+        return reduce + gather
+    if layout.zero == 3:
+        return max(0.0, reduce + gather - hideable)
+    return max(0.0, reduce - hideable) + gather
+
+
+def _optimizer_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
+    if case.frozen or case.layout.offload != "none":
+        return 0.0
+    sharded = case.layout.shard if case.layout.zero else 1
+    moved = case.params_on_rank(stage) / sharded * _ADAM_BYTES
+    return moved / (case.config.cluster.gpu.hbm_gb_per_s * 1e9 * efficiency.hbm)
+
+
+def _offload_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
+    """Gradients down and weights up over PCIe, and Adam in host memory."""
+    if case.frozen or case.layout.offload == "none":
+        return 0.0
+    shard = case.params_on_rank(stage) / case.layout.shard
+    pcie = case.config.cluster.gpu.pcie_gb_per_s * 1e9 * efficiency.pcie
+    gathers = 2 * case.layout.num_microbatches if case.layout.offload == "cpu_params" else 1
+    return shard * (4 + case.width * gathers) / pcie + shard * _ADAM_BYTES / (efficiency.host_adam_gb_per_s * 1e9)

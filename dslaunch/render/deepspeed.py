@@ -1,0 +1,148 @@
+"""The DeepSpeed configuration of one component, or of the whole model, as DeepSpeed 0.19.8 reads it.
+
+Left out on purpose: `overlap_comm` where nothing reads it (stage 0, and pipelines), `activation_checkpointing`
+(only a script that calls deepspeed.checkpointing.configure reads it; the engine itself does not), `scheduler`
+for dslaunch.runtime (it hands its own to deepspeed.initialize, which wins over the block anyway).
+Source: deepspeed/runtime/{config,engine,lr_schedules}.py and runtime/zero/config.py, 0.19.8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import ComponentPlan, Plan
+
+RUNTIME_MODULE = "dslaunch.runtime"
+BUCKET_ELEMENTS = 200_000_000
+"""Largest gradient bucket, elements: 400 MB in bf16 keep a link busy, and overlap_comm holds two of them."""
+PREFETCH_ELEMENTS = 50_000_000
+"""ZeRO-3: parameters fetched ahead, elements (DeepSpeed's default, written out)."""
+PERSISTENT_ELEMENTS = 100_000
+"""ZeRO-3: parameters up to this size stay whole on every rank, elements (DeepSpeed's default, written out)."""
+LIVE_ELEMENTS = 1_000_000_000
+"""ZeRO-3: parameters gathered at one time, elements (DeepSpeed's default, written out)."""
+
+
+def deepspeed_config(plan: Plan, component: ComponentPlan, overlap: bool, shared: bool) -> dict[str, Any]:
+    """What deepspeed.initialize gets for `component`.
+
+    Args:
+        overlap: training.overlap_comm.
+        shared: the component stands for the whole model (engine deepspeed), not for itself (engine native).
+
+    Raises:
+        ConfigError: a combination that DeepSpeed 0.19.8 refuses.
+    """
+    runtime = plan.program.module == RUNTIME_MODULE
+    config: dict[str, Any] = {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": component.micro_batch,
+        "gradient_accumulation_steps": component.num_microbatches,
+        "gradient_clipping": plan.training.clip,
+        "optimizer": _optimizer(plan, component, shared),
+        "zero_optimization": _zero(plan, component, overlap),
+        "data_types": _data_types(plan, component),
+        "steps_per_print": None if runtime else 10,
+        "wall_clock_breakdown": False,
+    }
+    if plan.training.precision != "fp32":
+        config[plan.training.precision] = {"enabled": True}
+    if not runtime and (scheduler := _scheduler(plan)):
+        config["scheduler"] = scheduler
+    if not shared:
+        # Tags are this component's own; the check of them is a collective over the world.
+        config["checkpoint"] = {"tag_validation": "Ignore"}
+    return config
+
+
+def _optimizer(plan: Plan, component: ComponentPlan, shared: bool) -> dict[str, Any]:
+    """AdamW; torch's on CPU ranks, where DeepSpeed's own would have to be compiled first."""
+    training = plan.training
+    params: dict[str, Any] = {
+        "lr": training.lr if shared else component.lr,
+        "betas": list(training.betas),
+        "eps": training.eps,
+        "weight_decay": training.weight_decay if shared else component.weight_decay,
+    }
+    if plan.cluster.accelerator == "cpu":
+        params["torch_adam"] = True
+    return {"type": "AdamW", "params": params}
+
+
+def _zero(plan: Plan, component: ComponentPlan, overlap: bool) -> dict[str, Any]:
+    if component.zero == 0:
+        return {"stage": 0}
+    bucket = min(BUCKET_ELEMENTS, max(stage.trainable_on_rank for stage in component.stages))
+    zero: dict[str, Any] = {"stage": component.zero, "contiguous_gradients": True, "reduce_bucket_size": bucket}
+    if component.pp == 1:
+        zero["overlap_comm"] = overlap and plan.cluster.accelerator == "cuda"
+    if component.zero == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
+            "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+            "stage3_max_live_parameters": LIVE_ELEMENTS,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    else:
+        zero["allgather_bucket_size"] = bucket
+    return zero | _offload(plan, component)
+
+
+def _offload(plan: Plan, component: ComponentPlan) -> dict[str, Any]:
+    target = {"device": "cpu", "pin_memory": plan.cluster.accelerator == "cuda"}
+    if component.offload == "cpu":
+        return {"offload_optimizer": target}
+    if component.offload == "cpu_params":
+        return {"offload_optimizer": target, "offload_param": dict(target)}
+    return {}
+
+
+def _data_types(plan: Plan, component: ComponentPlan) -> dict[str, str]:
+    precision, accum = plan.training.precision, plan.training.grad_accum_dtype
+    if component.zero == 0 and accum != precision:
+        raise ConfigError(
+            f"training.grad_accum_dtype is {accum}, but without ZeRO DeepSpeed 0.19.8 accumulates in the model's own "
+            f"type and stops at any other. Set training.grad_accum_dtype={precision}, or a ZeRO stage of 1 or more"
+        )
+    return {"grad_accum_dtype": accum}
+
+
+def _scheduler(plan: Plan) -> dict[str, Any] | None:
+    """The schedule in DeepSpeed's terms, for a script that leaves it to deepspeed.initialize.
+
+    Its warm-ups last 2 steps at least. A cosine without warm-up is written as one that starts at the peak
+    (warmup_min_ratio 1): the first 2 steps stay at the peak.
+
+    Raises:
+        ConfigError: a schedule that DeepSpeed cannot follow.
+    """
+    training = plan.training
+    steps = {"warmup_num_steps": training.warmup_steps, "warmup_type": "linear"}
+    if training.lr_schedule == "constant" and training.warmup_steps == 0:
+        return None
+    if training.warmup_steps < 2 and not (training.lr_schedule == "cosine" and training.warmup_steps == 0):
+        raise ConfigError(
+            f"training.optimizer.warmup_steps is {training.warmup_steps}: DeepSpeed 0.19.8 has no {training.lr_schedule} "
+            "schedule with a warm-up of less than 2 steps. Set it to 2 or more, or training.optimizer.schedule=constant "
+            "with warmup_steps=0"
+        )
+    if training.lr_schedule == "constant":
+        return {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **steps}}
+    if training.lr_schedule == "linear":
+        return _linear(plan, steps)
+    params = {"total_num_steps": training.steps, "cos_min_ratio": training.min_lr / training.lr, **steps}
+    if training.warmup_steps == 0:
+        params |= {"warmup_num_steps": 2, "warmup_min_ratio": 1.0}
+    return {"type": "WarmupCosineLR", "params": params}
+
+
+def _linear(plan: Plan, steps: dict[str, Any]) -> dict[str, Any]:
+    training = plan.training
+    if training.min_lr:
+        raise ConfigError(
+            f"training.optimizer.min_lr is {training.min_lr}: DeepSpeed's WarmupDecayLR ends at 0. "
+            "Set it to 0, or training.optimizer.schedule=cosine"
+        )
+    params = {"total_num_steps": training.steps, "warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **steps}
+    return {"type": "WarmupDecayLR", "params": params}

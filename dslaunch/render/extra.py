@@ -1,0 +1,178 @@
+"""engine.extra: what a framework takes and dslaunch does not model, checked against the framework's own keys."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from dslaunch.engines.catalogue import Argument, Key, deepspeed_keys, megatron_arguments
+from dslaunch.errors import ConfigError, listed, nearest
+
+DEEPSPEED_DECIDED = {
+    "train_batch_size": "training.global_batch",
+    "train_micro_batch_size_per_gpu": "training.micro_batch",
+    "gradient_accumulation_steps": "training.num_microbatches",
+    "gradient_clipping": "training.clip",
+    "bf16.enabled": "training.precision",
+    "bfloat16": "training.precision",
+    "fp16.enabled": "training.precision",
+    "data_types.grad_accum_dtype": "training.grad_accum_dtype",
+    "zero_optimization.stage": "strategy.COMPONENT.zero",
+    "zero_optimization.overlap_comm": "training.overlap_comm",
+    "zero_optimization.offload_optimizer.device": "strategy.COMPONENT.offload",
+    "zero_optimization.offload_param.device": "strategy.COMPONENT.offload",
+    "optimizer.type": "training.optimizer.name",
+    "optimizer.params.lr": "training.optimizer.lr",
+    "optimizer.params.betas": "training.optimizer.betas",
+    "optimizer.params.eps": "training.optimizer.eps",
+    "optimizer.params.weight_decay": "training.optimizer.weight_decay",
+    "scheduler": "training.optimizer.schedule",
+    "tensor_parallel": "strategy.COMPONENT.tp",
+    "sequence_parallel_size": "strategy.COMPONENT.cp",
+    "data_parallel_size": "strategy.COMPONENT.dp",
+}
+"""DeepSpeed's keys that the plan decides, and the key of dslaunch that sets each."""
+
+MEGATRON_DECIDED = {
+    "--tensor-model-parallel-size": "strategy.COMPONENT.tp",
+    "--pipeline-model-parallel-size": "strategy.COMPONENT.pp",
+    "--num-virtual-stages-per-pipeline-rank": "strategy.COMPONENT.vpp",
+    "--num-layers-per-virtual-pipeline-stage": "strategy.COMPONENT.vpp",
+    "--pipeline-model-parallel-layout": "strategy.COMPONENT.layers_per_stage",
+    "--decoder-first-pipeline-num-layers": "strategy.COMPONENT.layers_per_stage",
+    "--decoder-last-pipeline-num-layers": "strategy.COMPONENT.layers_per_stage",
+    "--context-parallel-size": "strategy.COMPONENT.cp",
+    "--expert-model-parallel-size": "strategy.COMPONENT.ep",
+    "--use-distributed-optimizer": "strategy.COMPONENT.zero",
+    "--sequence-parallel": "training.sequence_parallel",
+    "--micro-batch-size": "training.micro_batch",
+    "--global-batch-size": "training.global_batch",
+    "--seq-length": "training.seq_len",
+    "--bf16": "training.precision",
+    "--fp16": "training.precision",
+    "--train-iters": "training.steps",
+    "--seed": "training.seed",
+    "--clip-grad": "training.clip",
+    "--lr": "training.optimizer.lr",
+    "--min-lr": "training.optimizer.min_lr",
+    "--lr-decay-style": "training.optimizer.schedule",
+    "--lr-warmup-iters": "training.optimizer.warmup_steps",
+    "--weight-decay": "training.optimizer.weight_decay",
+    "--recompute-granularity": "strategy.COMPONENT.recompute",
+    "--recompute-activations": "strategy.COMPONENT.recompute",
+    "--num-layers": "model.components.COMPONENT.layers",
+    "--hidden-size": "model.components.COMPONENT.hidden",
+    "--ffn-hidden-size": "model.components.COMPONENT.ffn",
+    "--num-attention-heads": "model.components.COMPONENT.heads",
+    "--num-query-groups": "model.components.COMPONENT.kv_heads",
+    "--padded-vocab-size": "model.components.COMPONENT.vocab",
+    "--data-path": "data.path",
+    "--save": "checkpoint.dir",
+    "--save-interval": "checkpoint.every",
+    "--load": "checkpoint.load",
+    "--distributed-timeout-minutes": "launcher.timeout_minutes",
+}
+"""Megatron's flags that the plan decides, and the key of dslaunch that sets each."""
+
+_NUMBERS = {"int": int, "float": (int, float)}
+
+
+def merge_deepspeed(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with `extra` laid over it, section by section.
+
+    Raises:
+        ConfigError: a key that DeepSpeed does not know or has removed, or one that the plan decides.
+    """
+    return _merge_section(config, extra, deepspeed_keys().top, "")
+
+
+def _merge_section(config: Mapping[str, Any], extra: Mapping[str, Any], section: Key, path: str) -> dict[str, Any]:
+    merged = dict(config)
+    for name, value in extra.items():
+        dotted = f"{path}{name}"
+        _refuse_decided(dotted)
+        key = _known(section, name, dotted)
+        own = next((own for own, known in section.keys.items() if known is key), name)
+        if key.keys and not isinstance(value, Mapping):
+            raise ConfigError(
+                f"engine.extra.{dotted} is {value!r}: a section with keys of its own is expected; "
+                f"allowed are {listed(key.keys)}"
+            )
+        merged[own] = _merge_section(merged.get(own, {}), value, key, f"{dotted}.") if key.keys else value
+    return merged
+
+
+def _refuse_decided(dotted: str) -> None:
+    if dotted in DEEPSPEED_DECIDED:
+        raise ConfigError(f"engine.extra.{dotted}: the plan decides this key. Set {DEEPSPEED_DECIDED[dotted]} instead")
+
+
+def _known(section: Key, name: str, dotted: str) -> Key:
+    keys = deepspeed_keys()
+    if dotted in keys.removed:
+        raise ConfigError(f"engine.extra.{dotted}: DeepSpeed {keys.version} rejects it: {keys.removed[dotted]}")
+    found = section.find(name)
+    if found is None and section.unknown == "any":
+        return Key()
+    if found is None:
+        fate = "reject" if section.unknown == "forbid" else "silently ignore"
+        raise ConfigError(
+            f"engine.extra.{dotted}: DeepSpeed {keys.version} has no such key, and would {fate} it. "
+            f"Allowed beside it are {listed(sorted(section.keys))}.{nearest(name, section.keys)}"
+        )
+    return found
+
+
+def merge_megatron(
+    flags: Mapping[str, tuple[str, ...]], extra: Mapping[str, Any], version: str
+) -> dict[str, tuple[str, ...]]:
+    """`flags` (flag -> its values as shell words) with `extra` (flag without dashes -> value) laid over it.
+
+    Raises:
+        ConfigError: a flag that Megatron does not know, a value that it would refuse, or a flag that the plan
+            decides.
+    """
+    known = megatron_arguments(version)
+    merged = dict(flags)
+    for name, value in extra.items():
+        flag = f"--{name}"
+        if flag in MEGATRON_DECIDED:
+            raise ConfigError(f"engine.extra.{name}: the plan decides this flag. Set {MEGATRON_DECIDED[flag]} instead")
+        if flag not in known:
+            names = [each.removeprefix("--") for each in known]
+            raise ConfigError(
+                f"engine.extra.{name}: Megatron-LM core {version} has no flag {flag}; its parser would stop.{nearest(name, names)} "
+                "Write the flag's name without dashes, such as engine.extra.log-params-norm=true"
+            )
+        merged[flag] = tuple(shlex.quote(text) for text in _values(name, value, known[flag]))
+    return merged
+
+
+def _values(name: str, value: Any, argument: Argument) -> list[str]:
+    if argument.nargs == "0":
+        if value is not True:
+            raise ConfigError(
+                f"engine.extra.{name} is {value!r}: the flag takes no value. Write true, or leave the key out"
+            )
+        return []
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    exact = {"": 1, "*": None, "+": None}.get(argument.nargs, argument.nargs)
+    if exact is not None and len(values) != int(exact):
+        raise ConfigError(f"engine.extra.{name} is {value!r}: Megatron takes {exact} value(s) here, not {len(values)}")
+    for each in values:
+        _check_value(name, each, argument)
+    return [str(each) for each in values]
+
+
+def _check_value(name: str, value: Any, argument: Argument) -> None:
+    number = _NUMBERS.get(argument.type)
+    if number and (not isinstance(value, number) or isinstance(value, bool)):
+        raise ConfigError(f"engine.extra.{name} is {value!r}: Megatron takes a number of type {argument.type}")
+    if argument.choices and value not in argument.choices:
+        raise ConfigError(
+            f"engine.extra.{name} is {value!r}: allowed are {listed(argument.choices)}."
+            f"{nearest(str(value), map(str, argument.choices))}"
+        )
+    if isinstance(value, bool | dict) or value is None or "\n" in str(value):
+        raise ConfigError(f"engine.extra.{name} is {value!r}: one line of text or a number is expected")

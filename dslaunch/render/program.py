@@ -1,0 +1,86 @@
+"""What runs on every rank, as words of a shell script, and what would keep it from running."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+
+RUN_DIR = '"$DSLAUNCH_RUN_DIR"'
+MEGATRON_SCRIPT = '"$DSLAUNCH_MEGATRON_PATH"/pretrain_gpt.py'
+_PLACEHOLDER = re.compile(r"(\{(?:plan|ds_config|run_dir|checkpoint_dir)\})")
+_MEGATRON_DATA = {"mock-data", "data-args-path", "per-split-data-args-path", "train-data-path"}
+"""Keys of engine.extra that say where Megatron's data come from, instead of data.path."""
+
+
+def checkpoint_word(plan: Plan) -> str:
+    """The checkpoints' folder as a shell word: as the user gave it, or in the run folder."""
+    given = plan.files.checkpoint_dir
+    return shlex.quote(given) if given else f"{RUN_DIR}/checkpoints"
+
+
+def program_words(plan: Plan) -> tuple[str, ...]:
+    """Interpreter options, script or module, and arguments, each a shell word that needs no more quoting.
+
+    Raises:
+        ConfigError: an argument holds {ds_config} where there is none, or several.
+    """
+    paths = {
+        "{plan}": f"{RUN_DIR}/plan.json",
+        "{run_dir}": RUN_DIR,
+        "{checkpoint_dir}": checkpoint_word(plan),
+    }
+    if plan.engine.name == "deepspeed":
+        paths["{ds_config}"] = f"{RUN_DIR}/ds_config.json"
+    arguments = [_word(argument, paths, plan.engine.name) for argument in plan.program.args]
+    if plan.program.module:
+        return ("-m", shlex.quote(plan.program.module), *arguments)
+    if plan.engine.name == "megatron" and not plan.program.script:
+        return (MEGATRON_SCRIPT, *arguments)
+    return (shlex.quote(plan.program.script), *arguments)
+
+
+def _word(argument: str, paths: Mapping[str, str], engine: str) -> str:
+    pieces = [piece for piece in _PLACEHOLDER.split(argument) if piece]
+    if "{ds_config}" in pieces and "{ds_config}" not in paths:
+        raise ConfigError(
+            f"script argument {argument!r}: engine {engine} has no single DeepSpeed configuration. "
+            "Use {run_dir}, or engine=deepspeed"
+        )
+    return "".join(paths.get(piece) or shlex.quote(piece) for piece in pieces) or "''"
+
+
+def launch_blocker(plan: Plan, extra: Mapping[str, Any]) -> str:
+    """Why a launch cannot start, in a sentence with the key to set; empty where it can.
+
+    The files are rendered all the same, so that they can be reviewed; the scripts stop with this sentence.
+
+    Args:
+        extra: engine.extra.
+    """
+    if plan.engine.name == "megatron":
+        return _megatron_blocker(plan, extra)
+    if not plan.program.script and not plan.program.module:
+        return (
+            f"engine {plan.engine.name} runs a training script of yours, and none is named. "
+            "Add script=PATH, and its arguments after --"
+        )
+    return ""
+
+
+def _megatron_blocker(plan: Plan, extra: Mapping[str, Any]) -> str:
+    if not plan.files.data_path and not _MEGATRON_DATA & set(extra):
+        return (
+            "data.path is empty: Megatron needs a data set. Add data.path=PREFIX (what stands before .bin and .idx), "
+            "or engine.extra.mock-data=true for random tokens"
+        )
+    if not plan.files.tokenizer and "tokenizer-type" not in extra and "mock-data" not in extra:
+        return (
+            "data.tokenizer is empty: Megatron needs the tokenizer that the data were made with. "
+            "Add data.tokenizer=FOLDER, or engine.extra.tokenizer-type=TYPE"
+        )
+    return ""

@@ -1,0 +1,65 @@
+"""From files to findings, sorted; waivers and thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dslaunch.errors import ConfigError, listed
+from dslaunch.files.fileset import FileSet, read_fileset, read_paths
+from dslaunch.planfile import Finding, Plan
+from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
+from dslaunch.rules.settings import Settings, of_plan
+
+
+def check(plan: Plan | None, files: FileSet, settings: Settings) -> tuple[Finding, ...]:
+    """Every finding, the gravest first, then by file and line."""
+    found = sorted(hits(plan, files, settings), key=_order)
+    return tuple(_finding(rule, hit) for rule, hit in found)
+
+
+def hits(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[tuple[Rule, Hit]]:
+    """What each rule that holds for the version says, unsorted."""
+    for rule in rules().values():
+        if rule.holds_for(settings.deepspeed_version):
+            for hit in rule.check(plan, files, settings):
+                yield rule, hit
+
+
+def check_rendered(plan: Plan, files: Mapping[str, str], settings: Settings | None = None) -> tuple[Finding, ...]:
+    """The findings on our own rendered files, `{name: text}`; the settings are the plan's where None."""
+    return check(plan, read_fileset(files), settings or of_plan(plan))
+
+
+def check_paths(paths: Sequence[Path], settings: Settings) -> tuple[Finding, ...]:
+    """The findings on files written elsewhere; raises ConfigError for one that can't be read as text."""
+    return check(None, read_paths(paths), settings)
+
+
+def waive(findings: Iterable[Finding], accepted: Iterable[str]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Findings that stand, and those whose rule the user accepted; an unknown rule id is a ConfigError."""
+    names = {rule_named(name).id for name in accepted}
+    all_findings = tuple(findings)
+    stand = tuple(finding for finding in all_findings if finding.rule not in names)
+    return stand, tuple(finding for finding in all_findings if finding.rule in names)
+
+
+def fails(findings: Iterable[Finding], threshold: str) -> bool:
+    """Whether the gravest finding is at or above `threshold` (`--fail-on`)."""
+    if threshold not in SEVERITIES:
+        raise ConfigError(f"--fail-on {threshold!r}: expected one of {listed(SEVERITIES)}.")
+    return any(_rank(finding.severity) >= _rank(threshold) for finding in findings)
+
+
+def _rank(severity: str) -> int:
+    return SEVERITIES.index(severity)  # type: ignore[arg-type]
+
+
+def _order(found: tuple[Rule, Hit]) -> tuple[int, str, int, int, str, str]:
+    rule, hit = found
+    line, column = (hit.at.line, hit.at.column) if hit.at else (0, 0)
+    return -_rank(hit.severity or rule.severity), hit.name, line, column, rule.id, hit.message
+
+
+def _finding(rule: Rule, hit: Hit) -> Finding:
+    return Finding(rule.id, hit.severity or rule.severity, hit.message, hit.where, hit.fix)

@@ -1,0 +1,122 @@
+"""What a rule is, and the list of all.
+
+A rule is a function that yields hits, registered under an id that names it everywhere: in findings, on its page
+in pages/ID.md, and on its cases in tests/cases/ID.yaml.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from dslaunch.errors import ConfigError, nearest
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import START, Position
+from dslaunch.planfile import Plan
+from dslaunch.rules.settings import Settings, release
+
+Severity = Literal["info", "deprecated", "slow", "memory", "wrong", "hang", "error"]
+SEVERITIES: tuple[Severity, ...] = ("info", "deprecated", "slow", "memory", "wrong", "hang", "error")
+"""From what can wait to what stops the job at start-up."""
+
+RaisedBy = Literal["DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "nobody"]
+"""Where real DeepSpeed first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
+
+_MODULES = ("batch", "inputs", "keys", "layout", "precision", "scheduler", "secrets", "zero")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One place where a rule holds."""
+
+    name: str
+    """The file, or the key of the configuration where the plan itself is at fault."""
+    at: Position | None
+    """None where `name` is a key."""
+    message: str
+    """What was found, and what the real program does with it."""
+    fix: str
+    severity: Severity | None = None
+    """The rule's own where it is None."""
+    raised_by: RaisedBy | None = None
+    """The rule's own where it is None."""
+
+    @property
+    def where(self) -> str:
+        """`file:line:column`, or the key."""
+        return f"{self.name}:{self.at.line}:{self.at.column}" if self.at else self.name
+
+
+Check = Callable[[Plan | None, FileSet, Settings], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A registered rule."""
+
+    id: str
+    severity: Severity
+    summary: str
+    """One sentence: the first line of the function's docstring."""
+    evidence: str
+    """Where the fact was read or tried: repo:path and version."""
+    since: str
+    """The first DeepSpeed version it is known to hold for; empty where it holds for each in the key table."""
+    until: str
+    """The last one; empty where it still holds."""
+    raised_by: RaisedBy
+    check: Check
+
+    def holds_for(self, version: str) -> bool:
+        """Whether the rule applies to this version of DeepSpeed."""
+        after = not self.since or release(self.since) <= release(version)
+        return after and (not self.until or release(version) <= release(self.until))
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(
+    rule_id: str,
+    *,
+    severity: Severity,
+    evidence: str,
+    raised_by: RaisedBy,
+    since: str = "",
+    until: str = "",
+) -> Callable[[Check], Check]:
+    """Register the decorated function."""
+
+    def register(check: Check) -> Check:
+        assert rule_id not in _RULES, f"two rules are called {rule_id}"
+        assert check.__doc__, f"{rule_id} has no docstring"
+        summary = check.__doc__.partition("\n")[0]
+        _RULES[rule_id] = Rule(rule_id, severity, summary, evidence, since, until, raised_by, check)
+        return check
+
+    return register
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """Every rule by id, in order of the ids."""
+    for module in _MODULES:
+        importlib.import_module(f"dslaunch.rules.{module}")
+    return dict(sorted(_RULES.items()))
+
+
+def rule_named(rule_id: str) -> Rule:
+    """The rule of this id; raises ConfigError with the nearest one where there is none."""
+    if rule_id not in rules():
+        raise ConfigError(
+            f"No rule is called '{rule_id}'.{nearest(rule_id, rules())} `dslaunch explain` lists all of them."
+        )
+    return rules()[rule_id]
+
+
+def hit(file: File, path: tuple[str | int, ...], message: str, fix: str, **more: Severity | RaisedBy | None) -> Hit:
+    """A hit at the key `path` of a JSON file."""
+    return Hit(file.name, file.at(*path) if path else START, message, fix, **more)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""What is known of a run: state.json (the present) and events.jsonl (how it came about)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dslaunch.errors import ConfigError
+from dslaunch.run.folder import write_file
+from dslaunch.run.processes import Process
+
+STATE_SCHEMA = "dslaunch.state/1"
+EVENTS_SCHEMA = "dslaunch.events/1"
+Status = Literal["prepared", "submitted", "running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class State:
+    """The present of a run. Written as state.json."""
+
+    run: str
+    """Name of the run folder."""
+    launcher: str
+    """local | torchrun | ssh | slurm; empty where none was found."""
+    status: Status
+    exit_status: int | None = None
+    """Of the job; None until it ended."""
+    process: Process | None = None
+    """The launcher's process on this host, leader of its process group."""
+    slurm_job: str = ""
+    """The job's id; empty for other launchers."""
+    schema: str = STATE_SCHEMA
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Replace state.json."""
+    write_file(folder / "state.json", json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True) + "\n")
+
+
+def read_state(folder: Path) -> State:
+    """The state of a run.
+
+    Raises:
+        ConfigError: not a run folder, or a state of another schema.
+    """
+    where = folder / "state.json"
+    try:
+        data = json.loads(where.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: no state of a run: {error}. Name a folder under run.root") from error
+    if not isinstance(data, dict) or data.get("schema") != STATE_SCHEMA:
+        raise ConfigError(f"{where}: not a {STATE_SCHEMA}. It was written by another version of dslaunch")
+    process = data.pop("process")
+    return State(process=Process(**process) if process else None, **data)
+
+
+def update_state(folder: Path, **changes: Any) -> None:
+    """Replace the named fields of state.json."""
+    write_state(folder, dataclasses.replace(read_state(folder), **changes))
+
+
+def append_event(folder: Path, kind: str, **details: Any) -> None:
+    """Add one line to events.jsonl, in one write, so that writers at the same time do not mix."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    event = {"schema": EVENTS_SCHEMA, "time": now, "kind": kind, "details": details}
+    line = json.dumps(event, ensure_ascii=False) + "\n"
+    descriptor = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The events, oldest first; a line that a crash cut off is left out."""
+    path = folder / "events.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [event for event in map(_event, lines) if event is not None]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

@@ -1,0 +1,58 @@
+"""`python -m dslaunch.runtime --plan PATH/plan.json`: the training program, started once per rank.
+
+A launcher (deepspeed, torchrun, srun) sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+DSLAUNCH_RUN_DIR is where metrics, TensorBoard files and checkpoints go; the plan's folder where it is not set.
+
+Exit status: 0 done; 1 a rank failed; 2 the plan, or what it names, can't be executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from dslaunch.errors import DslaunchError
+
+_SAYS = "dslaunch.runtime: "
+
+
+def main(argv: list[str]) -> int:
+    """Run this rank; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m dslaunch.runtime", description="Trains what a plan describes.")
+    parser.add_argument("--plan", type=Path, required=True, help="the plan.json that `dslaunch render` wrote")
+    parser.add_argument("--local_rank", type=int, help="given by the deepspeed launcher; LOCAL_RANK counts")
+    options = parser.parse_args(argv)
+    phases = ["starting"]
+    try:
+        from dslaunch.runtime.program import run
+
+        run(options.plan, os.environ, phases.append)
+    except DslaunchError as error:
+        # The same on every rank, or on every rank of a host: one message per host is enough.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"{_SAYS}{error}", file=sys.stderr)
+        return error.status
+    except ModuleNotFoundError as error:
+        print(f"{_SAYS}{error} in {sys.executable}. Install dslaunch[runtime] there.", file=sys.stderr)
+        return 2
+    except Exception as error:
+        traceback.print_exc()
+        where = f"rank {os.environ.get('RANK', '?')} on {socket.gethostname()}"
+        print(f"{_SAYS}{where} failed while {phases[-1]}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def leave(status: int) -> None:
+    """End at once: after a failure, taking the process group down would wait for ranks that do not answer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""Checkpoints: one folder per step, and `latest`, which names the last complete one.
+
+    DIR/step-00000020/              what the strategy writes (DeepSpeed's files, or torch's distributed format)
+    DIR/step-00000020/dslaunch.json the step, and which strategy can read it
+    DIR/latest                      step-00000020; written last, in one move
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+from dslaunch.runtime.engines import Engine
+from dslaunch.runtime.world import World
+
+CHECKPOINT_SCHEMA = "dslaunch.checkpoint/1"
+_NOTE = "dslaunch.json"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a checkpoint is. The position in the data and every random draw follow from the step."""
+
+    step: int
+    sharding: str
+    zero: int
+    world_size: int
+    model: str
+    schema: str = CHECKPOINT_SCHEMA
+
+
+def note_of(plan: Plan, step: int) -> Note:
+    layout = next(iter(plan.components.values()))
+    return Note(step, plan.engine.sharding, layout.zero, plan.world_size, plan.model["name"])
+
+
+def save(engine: Engine, plan: Plan, world: World, step: int, root: Path) -> Path:
+    """Write the state after `step` steps under `root`; every rank calls it."""
+    folder = root / f"step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    engine.save(folder)
+    dist.barrier()
+    if world.rank == 0:
+        _replace(folder / _NOTE, json.dumps(asdict(note_of(plan, step)), sort_keys=True) + "\n")
+        _replace(root / "latest", folder.name + "\n")
+    return folder
+
+
+def find(path: Path) -> Path:
+    """The folder of one step: `path` itself, or what `latest` in it names.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+    """
+    latest = path / "latest"
+    folder = path / latest.read_text(encoding="utf-8").strip() if latest.is_file() else path
+    if not (folder / _NOTE).is_file():
+        raise ConfigError(
+            f"checkpoint.load: no checkpoint in {path}: neither a file `latest` nor {_NOTE}. Name the folder "
+            "`checkpoints` of a run, or one of the step folders in it."
+        )
+    return folder
+
+
+def check_readable(folder: Path, plan: Plan) -> int:
+    """The step of the checkpoint in `folder`.
+
+    Raises:
+        ConfigError: another model or strategy wrote it.
+    """
+    saved = Note(**json.loads((folder / _NOTE).read_text(encoding="utf-8")))
+    wanted = asdict(note_of(plan, saved.step))
+    for key, found in asdict(saved).items():
+        # torch's distributed format is laid out anew for another number of ranks, DeepSpeed's is not.
+        if found != wanted[key] and (key != "world_size" or saved.sharding == "zero"):
+            raise ConfigError(
+                f"checkpoint.load: {folder} has {key} = {found!r}, this plan {wanted[key]!r}. Continue with "
+                "the settings that wrote it."
+            )
+    return saved.step
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write `path` so that a reader sees the old text or the new one, also after a crash."""
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,164 @@
+"""A small real data set as a vision-language-action task, and which rank reads which sample.
+
+`digits` is scikit-learn's bundled set of 1,797 handwritten digits of 8 x 8 pixels (UCI, Alpaydin and Kaynak
+1998). The task is shaped like OpenVLA's (arXiv:2406.09246): an image, an instruction in words, then action
+tokens, each one dimension of an action cut into bins between its 1st and 99th percentile, bin b standing at
+the end of the vocabulary as token vocab - 1 - b. The loss falls on action tokens alone.
+
+The actions are measured on the image: where the stroke's centre lies (x, y), how far it spreads, and the
+gripper's command, which is the digit's class where the instruction says grasp and open (0) where it says
+reach. `mirrored` turns x around.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+
+BINS = 16
+ACTIONS = 4
+WORDS = ("<pad>", "<start>", "reach", "grasp", "directly", "mirrored", "the", "stroke")
+INSTRUCTIONS = tuple(
+    ("<start>", verb, "the", "stroke", way) for verb in ("reach", "grasp") for way in ("directly", "mirrored")
+)
+TEXT_TOKENS = len(INSTRUCTIONS[0]) + ACTIONS
+SIDE = 8
+BRIGHTEST = 16.0
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of B samples."""
+
+    images: Tensor
+    """[B, channels, image, image], fp32 in -1..1."""
+    tokens: Tensor
+    """[B, T] int64: instruction, actions, padding."""
+    labels: Tensor
+    """[B, T] int64: the action tokens, and -100 elsewhere."""
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.images.to(device), self.tokens.to(device), self.labels.to(device))
+
+
+class Digits:
+    """The data set, and the order in which it is read: a function of seed and sample number alone."""
+
+    def __init__(self, image: int, channels: int, text_tokens: int, vocab: int, seed: int) -> None:
+        from sklearn.datasets import load_digits
+
+        pixels, classes = load_digits(return_X_y=True)
+        strokes = pixels.reshape(-1, SIDE, SIDE)
+        self.images = as_images(strokes, image, channels)
+        self.actions = np.stack([as_actions(strokes, classes, words) for words in INSTRUCTIONS])
+        self.text_tokens, self.vocab, self.seed = text_tokens, vocab, seed
+
+    def samples(self, first: int, count: int) -> Batch:
+        """Samples `first` to `first + count - 1` of the endless stream: one permutation after another."""
+        picks = [self._pick(number) for number in range(first, first + count)]
+        rows = [self._tokens(which, instruction) for which, instruction in picks]
+        tokens = torch.tensor(rows)
+        labels = torch.full_like(tokens, IGNORE)
+        actions = slice(TEXT_TOKENS - ACTIONS, TEXT_TOKENS)
+        labels[:, actions] = tokens[:, actions]
+        return Batch(self.images[[which for which, _ in picks]], tokens, labels)
+
+    def _pick(self, number: int) -> tuple[int, int]:
+        """The image and the instruction of sample `number`."""
+        epoch, position = divmod(number, len(self.images))
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.images))
+        instruction = np.random.default_rng([self.seed, epoch, position]).integers(len(INSTRUCTIONS))
+        return int(order[position]), int(instruction)
+
+    def _tokens(self, which: int, instruction: int) -> list[int]:
+        words = [WORDS.index(word) for word in INSTRUCTIONS[instruction]]
+        actions = [self.vocab - 1 - int(b) for b in self.actions[instruction, which]]
+        row = words + actions
+        return row + [WORDS.index("<pad>")] * (self.text_tokens - len(row))
+
+
+def open_data(plan: Plan) -> Digits:
+    """The data set that `data.path` names, for the model of `plan`.
+
+    Raises:
+        ConfigError: an unknown data set, or a model that it does not suit.
+    """
+    if plan.files.data_path != "digits":
+        raise ConfigError(
+            f"data.path: found '{plan.files.data_path}'; dslaunch.runtime reads `digits` (scikit-learn's "
+            "handwritten digits). For other data give a training script: script=PATH."
+        )
+    if plan.files.tokenizer:
+        raise ConfigError(
+            f"data.tokenizer: found '{plan.files.tokenizer}', but `digits` has words of its own. Leave it empty."
+        )
+    specs = plan.model["components"].values()
+    towers = {(spec["image"], spec["channels"]) for spec in specs if spec["arch"] == "vit"}
+    if len(towers) != 1:
+        raise ConfigError(
+            f"data.path: `digits` gives one image in one size, but the towers take {sorted(towers) or 'none'}."
+        )
+    vocab = next(spec["vocab"] for spec in specs if spec["arch"] == "decoder")
+    text = plan.training.seq_len - image_tokens(plan)
+    if text < TEXT_TOKENS or vocab < len(WORDS) + BINS:
+        raise ConfigError(
+            f"data.path: `digits` needs {TEXT_TOKENS} text tokens and a vocabulary of {len(WORDS) + BINS}; found "
+            f"{text} (training.seq_len {plan.training.seq_len} - {image_tokens(plan)} image tokens) and {vocab}."
+        )
+    image, channels = towers.pop()
+    return Digits(image, channels, text, vocab, plan.training.seed)
+
+
+def image_tokens(plan: Plan) -> int:
+    """Tokens per sample that stand before the text."""
+    decoders = {name for name, spec in plan.model["components"].items() if spec["arch"] == "decoder"}
+    return sum(edge["tokens"] for edge in plan.model["edges"] if edge["to"] in decoders)
+
+
+def micro_batches(data: Digits, step: int, rank: int, plan: Plan) -> list[Batch]:
+    """The micro-batches of `rank` in optimizer step `step` (from 0).
+
+    The global batch of a step is the same samples for every number of ranks; rank r reads its r-th block.
+    """
+    layout = next(iter(plan.components.values()))
+    share = layout.micro_batch * layout.num_microbatches
+    first = step * plan.global_batch + rank * share
+    starts = range(first, first + share, layout.micro_batch)
+    return [data.samples(start, layout.micro_batch) for start in starts]
+
+
+def as_images(strokes: NDArray[np.float64], image: int, channels: int) -> Tensor:
+    """Strokes [n, 8, 8] as images [n, channels, image, image] in -1..1."""
+    scaled = torch.tensor(strokes / BRIGHTEST * 2.0 - 1.0, dtype=torch.float32)[:, None]
+    return F.interpolate(scaled, size=(image, image), mode="bilinear").expand(-1, channels, -1, -1)
+
+
+def as_actions(
+    strokes: NDArray[np.float64], classes: NDArray[np.int64], words: tuple[str, ...]
+) -> NDArray[np.int64]:
+    """The action bins [n, 4] that the instruction `words` asks for: x, y, spread, gripper."""
+    mass = strokes.sum(axis=(1, 2))
+    across = np.arange(SIDE)
+    x = (strokes.sum(axis=1) * across).sum(axis=1) / mass
+    y = (strokes.sum(axis=2) * across).sum(axis=1) / mass
+    distance2 = (across - x[:, None])[:, None, :] ** 2 + (across - y[:, None])[:, :, None] ** 2
+    spread = np.sqrt((strokes * distance2).sum(axis=(1, 2)) / mass)
+    if "mirrored" in words:
+        x = SIDE - 1 - x
+    gripper = classes + 1 if "grasp" in words else np.zeros_like(classes)
+    return np.stack([as_bins(x), as_bins(y), as_bins(spread), gripper], axis=1)
+
+
+def as_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Bins 0..15 of equal width between the 1st and the 99th percentile."""
+    low, high = np.quantile(values, [0.01, 0.99])
+    return np.clip(np.floor((values - low) / (high - low) * BINS), 0, BINS - 1).astype(np.int64)

@@ -1,0 +1,80 @@
+"""DeepSpeed's ZeRO 0-3, with or without offload, driven by the rendered ds_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+from dslaunch.runtime.data import Batch
+from dslaunch.runtime.deepspeed_internals import leave_out_shared_memory_op, use_cpu_accelerator
+from dslaunch.runtime.engines import StepResult
+from dslaunch.runtime.graph import Graph, parameter_groups
+from dslaunch.runtime.schedule import make_scheduler
+from dslaunch.runtime.world import World
+
+
+class DeepSpeedEngine:
+    """One deepspeed engine over the whole model; optimizer, precision and sharding come from its JSON."""
+
+    def __init__(self, model: Graph, plan: Plan, world: World, config: Path) -> None:
+        if world.device.type == "cpu":
+            use_cpu_accelerator()
+        import deepspeed
+
+        if world.device.type == "cpu":
+            leave_out_shared_memory_op()
+        deepspeed.init_distributed(dist_backend="gloo" if world.device.type == "cpu" else "nccl")
+        self.device = world.device
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=parameter_groups(model, plan),
+            config=read_config(config),
+            lr_scheduler=lambda optimizer: make_scheduler(optimizer, plan.training),
+        )
+        self.replicated = self.engine.zero_optimization_stage() == 0
+        """At stage 0 gradients are whole on each rank, and DeepSpeed does not report their norm."""
+
+    def step(self, batches: list[Batch]) -> StepResult:
+        lr = float(self.engine.basic_optimizer.param_groups[0]["lr"])
+        losses, norm = [], 0.0
+        for batch in batches:
+            losses.append(self._backward(batch.to(self.device)))
+            if self.replicated and batch is batches[-1]:
+                norm = float(torch.nn.utils.get_total_norm(self._gradients()))
+            self.engine.step()
+        norm = norm if self.replicated else float(self.engine.get_global_grad_norm())
+        return StepResult(torch.stack(losses).mean(), norm, lr)
+
+    def _backward(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.engine(batch.images, batch.tokens, batch.labels)
+        self.engine.backward(loss)
+        return loss.detach().float()
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+
+    def save(self, folder: Path) -> None:
+        self.engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        loaded, _ = self.engine.load_checkpoint(str(folder.parent), tag=folder.name)
+        assert loaded, f"DeepSpeed found no checkpoint in {folder}"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The rendered DeepSpeed configuration.
+
+    Raises:
+        ConfigError: the file is missing or not JSON.
+    """
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}. Render it again with `dslaunch render`.") from error
+    return config

@@ -1,0 +1,69 @@
+"""Who this process is among the ranks, as its launcher says, and the process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+
+_LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+
+
+def read_world(env: Mapping[str, str], plan: Plan) -> World:
+    """The place of this rank, as the launcher set it in `env`.
+
+    Raises:
+        ConfigError: a variable is missing, the number of ranks is not the plan's, or there is no GPU.
+    """
+    missing = [name for name in _LAUNCHER_SETS if name not in env]
+    if missing:
+        raise ConfigError(
+            f"environment: {', '.join(missing)} not set. Start dslaunch.runtime through `dslaunch launch`, "
+            "deepspeed, torchrun or srun."
+        )
+    size = int(env["WORLD_SIZE"])
+    if size != plan.world_size:
+        raise ConfigError(f"WORLD_SIZE: the launcher started {size} ranks; the plan is for {plan.world_size}.")
+    local_rank = int(env["LOCAL_RANK"])
+    return World(int(env["RANK"]), local_rank, size, _device(plan.cluster.accelerator, local_rank))
+
+
+def _device(accelerator: str, local_rank: int) -> torch.device:
+    """The GPU of `local_rank`; a scheduler may show each rank its own GPU only, as number 0."""
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "cluster: the plan is for CUDA GPUs, but torch sees none on this host. Check the driver and "
+            "CUDA_VISIBLE_DEVICES, or plan with cluster=local."
+        )
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def join_world(world: World, plan: Plan) -> None:
+    """Set this rank's device and threads, and meet the other ranks."""
+    timeout = timedelta(minutes=plan.launcher.timeout_minutes)
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=world.device)
+        return
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, cores // plan.cluster.gpus_per_node))
+    dist.init_process_group("gloo", timeout=timeout)
