@@ -88,7 +88,9 @@ def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> 
         raise ConfigError(_hydra_mistake(error, folder / f"{recipe}.yaml")) from error
     assert isinstance(tree, dict)
     files = [((), folder / f"{recipe}.yaml"), *_group_files(choices, site)]
-    return Composed(recipe, {**{str(k): v for k, v in tree.items()}, "recipe": recipe}, tuple(overrides), tuple(files))
+    return Composed(
+        recipe, {**{str(k): v for k, v in tree.items()}, "recipe": recipe}, tuple(overrides), tuple(files)
+    )
 
 
 def names(kind: str, site: Path | None = None) -> list[str]:
@@ -114,7 +116,10 @@ class SizedCluster(ConfigSource):  # type: ignore[misc]
         size = {"nodes": first, "gpus_per_node": int(second)} if second else {"gpus": first}
         config = OmegaConf.create({"defaults": [match["type"], "_self_"], **size})
         return ConfigResult(
-            provider=self.provider, path=f"{self.scheme()}://{config_path}", config=config, header={"package": None}
+            provider=self.provider,
+            path=f"{self.scheme()}://{config_path}",
+            config=config,
+            header={"package": None},
         )
 
     def is_group(self, config_path: str) -> bool:

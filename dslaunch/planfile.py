@@ -308,12 +308,16 @@ def plan_from_json(text: str, where: str = "plan.json") -> Plan:
     Raises:
         ConfigError: not JSON, another schema, or a missing or unknown key.
     """
-    return _read(Plan, text, where)
+    plan = _read(Plan, text, where)
+    assert isinstance(plan, Plan)
+    return plan
 
 
 def prediction_from_json(text: str, where: str = "prediction.json") -> Prediction:
     """The Prediction in `text`; raises ConfigError like plan_from_json."""
-    return _read(Prediction, text, where)
+    prediction = _read(Prediction, text, where)
+    assert isinstance(prediction, Prediction)
+    return prediction
 
 
 def joined(plan: Plan, prediction: Prediction) -> dict[str, Any]:
@@ -367,13 +371,17 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return {key: _build(args[1], item, f"{where}.{key}") for key, item in data.items()}
     if origin is tuple:
         kinds = args[:1] * len(data) if args[-1] is Ellipsis else args
-        return tuple(_build(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data, strict=True)))
+        return tuple(
+            _build(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data, strict=True))
+        )
     if kind is Any or origin is types.UnionType:
         return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
-        raise ConfigError(f"{where}: {data!r} is not {kind.__name__}. Render it again with `dslaunch render`.")
+        raise ConfigError(
+            f"{where}: {data!r} is not {kind.__name__}. Render it again with `dslaunch render`."
+        )
     return data
 
 
@@ -385,12 +393,32 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
     required = {n for n, f in fields.items() if f.default is dataclasses.MISSING}
     wrong = sorted(set(data) - set(fields)) + sorted(required - set(data))
     if wrong:
-        raise ConfigError(f"{where}: unknown or missing key {wrong[0]!r}. Render it again with `dslaunch render`.")
+        raise ConfigError(
+            f"{where}: unknown or missing key {wrong[0]!r}. Render it again with `dslaunch render`."
+        )
     return kind(**{name: _build(hints[name], item, f"{where}.{name}") for name, item in data.items()})
 
 
 __all__ = [
-    "PLAN_SCHEMA", "PREDICTION_SCHEMA", "Candidate", "ClusterPlan", "ComponentPlan", "EnginePlan", "FilesPlan",
-    "Finding", "LauncherPlan", "MemoryGib", "Plan", "Prediction", "ProgramPlan", "StagePlan", "StagePrediction", "TrainingPlan",
-    "WorstRank", "joined", "plan_from_json", "prediction_from_json", "to_json",
+    "PLAN_SCHEMA",
+    "PREDICTION_SCHEMA",
+    "Candidate",
+    "ClusterPlan",
+    "ComponentPlan",
+    "EnginePlan",
+    "FilesPlan",
+    "Finding",
+    "LauncherPlan",
+    "MemoryGib",
+    "Plan",
+    "Prediction",
+    "ProgramPlan",
+    "StagePlan",
+    "StagePrediction",
+    "TrainingPlan",
+    "WorstRank",
+    "joined",
+    "plan_from_json",
+    "prediction_from_json",
+    "to_json",
 ]

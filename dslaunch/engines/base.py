@@ -86,15 +86,21 @@ def refusals(
     """
     found: list[str] = []
     if sharding not in engine.shardings:
-        found.append(f"strategy.sharding is {sharding}; {engine.name} takes {listed(sorted(engine.shardings))}")
+        found.append(
+            f"strategy.sharding is {sharding}; {engine.name} takes {listed(sorted(engine.shardings))}"
+        )
     if precision not in engine.precisions:
-        found.append(f"training.precision is {precision}; {engine.name} takes {listed(sorted(engine.precisions))}")
+        found.append(
+            f"training.precision is {precision}; {engine.name} takes {listed(sorted(engine.precisions))}"
+        )
     if engine.single_decoder and (len(layouts) != 1 or decoders != 1):
         found.append(
             f"the model has {len(layouts)} components ({listed(layouts)}); {engine.name} takes a single decoder"
         )
     if any(layout.pp > 1 for layout in layouts.values()) and schedule not in engine.schedules:
-        found.append(f"training.schedule is {schedule}; {engine.name} takes {listed(sorted(engine.schedules))}")
+        found.append(
+            f"training.schedule is {schedule}; {engine.name} takes {listed(sorted(engine.schedules))}"
+        )
     for name, layout in layouts.items():
         found += _layout_refusals(engine, name, layout)
     if not engine.per_component and not found and len({_shape(layout) for layout in layouts.values()}) > 1:
@@ -118,11 +124,15 @@ def _layout_refusals(engine: Engine, name: str, layout: Layout) -> list[str]:
             f"{key}.zero is {layout.zero}; {engine.name} takes {listed(sorted(stages))}{beside}{why}"
         )
     if layout.offload not in engine.offload:
-        found.append(f"{key}.offload is {layout.offload}; {engine.name} takes {listed(sorted(engine.offload))}")
+        found.append(
+            f"{key}.offload is {layout.offload}; {engine.name} takes {listed(sorted(engine.offload))}"
+        )
     if layout.offload == "cpu" and layout.zero == 0:
         found.append(f"{key}.offload is cpu, but zero is 0: offload needs ZeRO 1, 2 or 3")
     if layout.offload == "cpu_params" and layout.zero != 3:
-        found.append(f"{key}.offload is cpu_params, but zero is {layout.zero}: parameters move at ZeRO-3 only")
+        found.append(
+            f"{key}.offload is cpu_params, but zero is {layout.zero}: parameters move at ZeRO-3 only"
+        )
     if engine.even_stages and len(set(layout.layers_per_stage[1:-1])) > 1:
         found.append(
             f"{key}.layers_per_stage is {list(layout.layers_per_stage)}; {engine.name} can make the first and "

@@ -99,7 +99,9 @@ def megatron_arguments(version: str) -> dict[str, Argument]:
 def megatron_versions() -> list[str]:
     """The versions of megatron-core that there is a catalogue of."""
     names = [item.name for item in resources.files("dslaunch.engines").joinpath("data").iterdir()]
-    return sorted(n.removeprefix("megatron_args_").removesuffix(".json") for n in names if n.startswith("megatron_"))
+    return sorted(
+        n.removeprefix("megatron_args_").removesuffix(".json") for n in names if n.startswith("megatron_")
+    )
 
 
 def _argument(entry: dict[str, Any]) -> Argument:

@@ -40,7 +40,8 @@ class Layout:
         return tuple(range(first, first + per_stage))
 
     def describe(self) -> str:
-        """In words, such as `TP8 PP4 DP2 ZeRO-1`."""
+        """In words, such as `TP8 PP4 DP2 ZeRO-1 recompute full`."""
         extra = "".join(f" {n}{v}" for n, v in (("VPP", self.vpp), ("CP", self.cp), ("EP", self.ep)) if v > 1)
-        tail = "" if self.offload == "none" else f" offload {self.offload}"
+        tail = "" if self.recompute == "none" else f" recompute {self.recompute}"
+        tail += "" if self.offload == "none" else f" offload {self.offload}"
         return f"TP{self.tp} PP{self.pp}{extra} DP{self.dp} ZeRO-{self.zero}{tail}"

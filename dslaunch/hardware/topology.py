@@ -8,7 +8,13 @@ from dslaunch.schema.cluster import Cluster, Link
 def tensor_domain(cluster: Cluster) -> int:
     """GPUs within which a tensor-parallel group must stay: the NVLink domain; a node where there is none."""
     domain = cluster.node.nvlink_domain
-    return cluster.slots if domain <= 1 else min(domain, cluster.slots) if domain <= cluster.node.gpus else domain
+    return (
+        cluster.slots
+        if domain <= 1
+        else min(domain, cluster.slots)
+        if domain <= cluster.node.gpus
+        else domain
+    )
 
 
 def group_link(cluster: Cluster, span: int) -> Link:

@@ -41,8 +41,9 @@ def _check_program(request: LaunchRequest) -> None:
                 f"engine.path: empty. The engine {plan.engine.name} runs the pretrain script of a checkout: "
                 "give engine.path=FOLDER, or a script of your own with script=FILE"
             )
-        if not request.absolute(plan.engine.path).is_dir():
-            raise ConfigError(f"engine.path: no folder {plan.engine.path}. Give the checkout's folder")
+        script = request.absolute(plan.engine.path) / "pretrain_gpt.py"
+        if not script.is_file():
+            raise ConfigError(f"engine.path: there is no {script}. Give the folder of the checkout")
     elif plan.program.script:
         _check_script(request.absolute(plan.program.script), plan.program.script)
     elif not plan.program.module:

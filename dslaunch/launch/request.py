@@ -50,12 +50,15 @@ class LaunchRequest:
             local_python: whether the interpreter is this machine's. Elsewhere a bare name such as `python3`
                 is looked up there, after the modules are loaded.
         """
-        python = self.plan.launcher.python
+        python, megatron = self.plan.launcher.python, self.plan.engine.path
         found = shutil.which(python, path=self.environ.get("PATH")) if local_python else None
         if "/" in python:
             python = str(self.absolute(python))
+        elif found:
+            python = os.path.abspath(found)
         return {
             "DSLAUNCH_RUN_DIR": str(self.run_dir),
             "DSLAUNCH_WORK_DIR": str(self.work_dir),
-            "DSLAUNCH_PYTHON": os.path.abspath(found) if found and "/" not in python else python,
+            "DSLAUNCH_PYTHON": python,
+            **({"DSLAUNCH_MEGATRON_PATH": str(self.absolute(megatron))} if megatron else {}),
         }

@@ -64,7 +64,11 @@ class Case:
         layout = self.layout
         return self.engine.states(
             StateCase(
-                self.config.training.precision, self.grad_accum_dtype, layout.zero, layout.shard, layout.offload
+                self.config.training.precision,
+                self.grad_accum_dtype,
+                layout.zero,
+                layout.shard,
+                layout.offload,
             )
         )
 

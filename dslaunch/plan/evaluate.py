@@ -49,7 +49,11 @@ class Evaluated:
 
 
 def evaluate(
-    config: RunConfig, engine: Engine, layouts: Mapping[str, Layout], grad_accum_dtype: str, tables: Efficiency
+    config: RunConfig,
+    engine: Engine,
+    layouts: Mapping[str, Layout],
+    grad_accum_dtype: str,
+    tables: Efficiency,
 ) -> Evaluated:
     """The ledgers of `layouts`; every key in them is legal for `engine`."""
     by_name = cases(config, engine, layouts, grad_accum_dtype)
@@ -77,7 +81,9 @@ def evaluate(
     )
 
 
-def to_plan(config: RunConfig, found: Evaluated, engine: Engine, engines: Sequence[str], accepted: Sequence[str]) -> Plan:
+def to_plan(
+    config: RunConfig, found: Evaluated, engine: Engine, engines: Sequence[str], accepted: Sequence[str]
+) -> Plan:
     """The decisions."""
     any_case = next(iter(found.cases.values()))
     cluster, program = what_runs(config, engine)

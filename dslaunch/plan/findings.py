@@ -8,6 +8,7 @@ from dslaunch.engines.base import Engine
 from dslaunch.plan.evaluate import Evaluated
 from dslaunch.planfile import Finding
 from dslaunch.schema.config import RunConfig
+from dslaunch.schema.model import Decoder
 
 MEMORY_GPU = "memory.gpu"
 MEMORY_HOST = "memory.host"
@@ -32,13 +33,19 @@ def largest_terms(found: Evaluated) -> list[tuple[str, float]]:
             if found.worst_rank in case.layout.stage_ranks(stage):
                 where = f"{name} stage {stage}" if case.layout.pp > 1 else name
                 row = vars(found.memory[name][stage])
-                terms += [(f"{where} {term}", gib) for term, gib in row.items() if term != "total" and gib >= 0.05]
+                terms += [
+                    (f"{where} {term}", gib) for term, gib in row.items() if term != "total" and gib >= 0.05
+                ]
     return sorted(terms, key=lambda term: -term[1])
 
 
 def findings(config: RunConfig, engine: Engine, found: Evaluated, remedies: Sequence[str]) -> list[Finding]:
     """Every finding of the plan itself; those of the rendered files come from the rules."""
-    return [*_gpu_memory(config, found, remedies), *_host_memory(config, found), *_choices(config, engine, found)]
+    return [
+        *_gpu_memory(config, found, remedies),
+        *_host_memory(config, found),
+        *_choices(config, engine, found),
+    ]
 
 
 def _gpu_memory(config: RunConfig, found: Evaluated, remedies: Sequence[str]) -> list[Finding]:
@@ -48,7 +55,9 @@ def _gpu_memory(config: RunConfig, found: Evaluated, remedies: Sequence[str]) ->
     over = found.peak_gib > capacity
     terms = ", ".join(f"{term} {gib:.1f}" for term, gib in largest_terms(found)[:5])
     verdict = "does not fit" if over else "may not fit"
-    fix = "what would fit: " + "; ".join(remedies) if remedies else "no single change that was tried would fit"
+    fix = (
+        "what would fit: " + "; ".join(remedies) if remedies else "no single change that was tried would fit"
+    )
     return [
         Finding(
             rule=MEMORY_GPU,
@@ -82,6 +91,8 @@ def _choices(config: RunConfig, engine: Engine, found: Evaluated) -> list[Findin
     return [
         *_grad_accum_choice(config, found),
         *_recompute_by_script(engine, found),
+        *_selective_recompute(found),
+        *_long_sequence(config),
         *_no_program(config, engine),
         *_few_microbatches(found),
     ]
@@ -118,6 +129,40 @@ def _recompute_by_script(engine: Engine, found: Evaluated) -> list[Finding]:
             message=f"recompute of {', '.join(names)} is the script's to do; {engine.name} has no key for it",
             where=f"strategy.{names[0]}.recompute",
             fix="turn on gradient checkpointing in the script, such as model.gradient_checkpointing_enable()",
+        )
+    ]
+
+
+def _selective_recompute(found: Evaluated) -> list[Finding]:
+    names = [name for name, case in found.cases.items() if case.layout.recompute == "selective"]
+    if not names:
+        return []
+    return [
+        Finding(
+            rule="recompute.selective",
+            severity="info",
+            message=(
+                f"{', '.join(names)}: selective recompute runs attention's core twice, and with a fused attention "
+                "kernel saves only its softmax statistics, 4 bytes a token and head"
+            ),
+            where=f"strategy.{names[0]}.recompute",
+            fix="recompute=none is faster where attention is fused; recompute=full saves memory",
+        )
+    ]
+
+
+def _long_sequence(config: RunConfig) -> list[Finding]:
+    trunk = config.model.components[config.model.trunk]
+    assert isinstance(trunk, Decoder)
+    if config.training.seq_len <= trunk.max_positions:
+        return []
+    return [
+        Finding(
+            rule="model.positions",
+            severity="wrong",
+            message=f"sequences of {config.training.seq_len} tokens; {config.model.name} was made for {trunk.max_positions}",
+            where="training.seq_len",
+            fix=f"training.seq_len={trunk.max_positions}, or a model file with another max_positions",
         )
     ]
 

@@ -12,6 +12,7 @@ from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.topology import describe, tensor_domain
 from dslaunch.model import shapes
 from dslaunch.schema.config import RunConfig
+from dslaunch.schema.model import Decoder
 from dslaunch.schema.strategy import ComponentStrategy
 
 
@@ -28,7 +29,9 @@ def pinned(config: RunConfig) -> dict[str, ComponentStrategy]:
     }
 
 
-def resolve(config: RunConfig, wanted: Mapping[str, ComponentStrategy]) -> tuple[dict[str, Layout], list[str]]:
+def resolve(
+    config: RunConfig, wanted: Mapping[str, ComponentStrategy]
+) -> tuple[dict[str, Layout], list[str]]:
     """Layouts by component, and every fault found in them, each a sentence with its arithmetic.
 
     A component with a fault that leaves its layout undefined is missing from the layouts.
@@ -40,7 +43,32 @@ def resolve(config: RunConfig, wanted: Mapping[str, ComponentStrategy]) -> tuple
         faults += found
         if layout is not None:
             layouts[name] = layout
-    return layouts, faults
+    return layouts, faults + _sequence_faults(config, layouts)
+
+
+def _sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """What the trunk's sequence has to hold, and what it is cut into."""
+    model, seq_len = config.model, config.training.seq_len
+    trunk = model.components[model.trunk]
+    assert isinstance(trunk, Decoder)
+    faults = []
+    joined = sum(e.tokens for e in model.edges if e.to == model.trunk and e.join == "sequence")
+    if joined >= seq_len:
+        faults.append(
+            f"training.seq_len is {seq_len}, but {joined} tokens of other components stand in the sequence: "
+            f"{seq_len} - {joined} leaves no text; more than {joined} is needed"
+        )
+    if trunk.position == "learned" and seq_len > trunk.max_positions:
+        faults.append(
+            f"training.seq_len is {seq_len}, but {model.name} has learned positions for {trunk.max_positions} tokens"
+        )
+    cp = layouts[model.trunk].cp if model.trunk in layouts else 1
+    if cp > 1 and seq_len % (2 * cp):
+        faults.append(
+            f"training.seq_len is {seq_len}: context parallelism cuts it into 2 x cp {cp} = {2 * cp} parts, "
+            f"and {seq_len} / {2 * cp} = {seq_len / (2 * cp):.4g} is not whole"
+        )
+    return faults
 
 
 def _recipe_layout(config: RunConfig) -> Mapping[str, ComponentStrategy]:
@@ -100,7 +128,9 @@ def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list
             f"({describe(cluster)}); tp can be at most {domain}"
         )
     elif domain % tp:
-        faults.append(f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs of a node; some would cross nodes")
+        faults.append(
+            f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs of a node; some would cross nodes"
+        )
     if wrong := shapes.legal_tp(component, tp):
         faults.append(f"{key}.tp is {tp}: {wrong}")
     if wrong := shapes.legal_pp(component, pp, vpp, want.layers_per_stage):
@@ -117,17 +147,25 @@ def _data_parallel(
     if want.dp is None:
         left = world - offset
         if per_replica > left:
-            return None, [f"{key}: {shown} = {per_replica} ranks, but there are {left} GPUs ({describe(config.cluster)})"]
+            return None, [
+                f"{key}: {shown} = {per_replica} ranks, but there are {left} GPUs ({describe(config.cluster)})"
+            ]
         if left % per_replica:
-            return None, [f"{key}: {shown} = {per_replica} ranks do not divide {left} GPUs; {left} / {per_replica} = {left / per_replica:.4g} replicas"]
+            return None, [
+                f"{key}: {shown} = {per_replica} ranks do not divide {left} GPUs; {left} / {per_replica} = {left / per_replica:.4g} replicas"
+            ]
         return left // per_replica, []
     need = per_replica * want.dp
     if offset + need > world:
         at = f" from rank {offset}" if offset else ""
-        return want.dp, [f"{key}: {shown} x dp {want.dp} = {need} ranks{at}, but there are {world} GPUs ({describe(config.cluster)})"]
+        return want.dp, [
+            f"{key}: {shown} x dp {want.dp} = {need} ranks{at}, but there are {world} GPUs ({describe(config.cluster)})"
+        ]
     if want.rank_offset is None and need < world:
         hint = f"; {key}.dp={world // per_replica} uses all" if world % per_replica == 0 else ""
-        return want.dp, [f"{key}: {shown} x dp {want.dp} = {need} ranks leave {world - need} of {world} GPUs without work{hint}"]
+        return want.dp, [
+            f"{key}: {shown} x dp {want.dp} = {need} ranks leave {world - need} of {world} GPUs without work{hint}"
+        ]
     return want.dp, []
 
 
@@ -140,26 +178,38 @@ def _batch(config: RunConfig, name: str, want: ComponentStrategy, dp: int) -> tu
     if wanted is not None and micro is not None:
         if micro * wanted * dp == total:
             return micro, wanted, []
-        return micro, wanted, [
-            f"training.global_batch is {total}, but micro_batch {micro} x num_microbatches {wanted} x dp {dp} "
-            f"({name}) = {micro * wanted * dp}. {_nearest_batches(total, micro, wanted, dp)}"
-        ]
+        return (
+            micro,
+            wanted,
+            [
+                f"training.global_batch is {total}, but micro_batch {micro} x num_microbatches {wanted} x dp {dp} "
+                f"({name}) = {micro * wanted * dp}. {_nearest_batches(total, micro, wanted, dp)}"
+            ],
+        )
     if wanted is not None:
         if total % (wanted * dp) == 0:
             return total // (wanted * dp), wanted, []
-        return 1, wanted, [
-            f"training.num_microbatches is {wanted}: global_batch {total} / (num_microbatches {wanted} x dp {dp}, "
-            f"{name}) = {total / (wanted * dp):.4g} is not whole"
-        ]
+        return (
+            1,
+            wanted,
+            [
+                f"training.num_microbatches is {wanted}: global_batch {total} / (num_microbatches {wanted} x dp {dp}, "
+                f"{name}) = {total / (wanted * dp):.4g} is not whole"
+            ],
+        )
     micro = micro or 1
     if total % (micro * dp) == 0:
         return micro, total // (micro * dp), []
     below = total // (micro * dp) * micro * dp
     near = f"{below} or {below + micro * dp}" if below else f"{micro * dp}"
-    return micro, max(1, total // (micro * dp)), [
-        f"{key} is {micro}: global_batch {total} / (micro_batch {micro} x dp {dp}, {name}) = "
-        f"{total / (micro * dp):.4g} is not whole; training.global_batch could be {near}"
-    ]
+    return (
+        micro,
+        max(1, total // (micro * dp)),
+        [
+            f"{key} is {micro}: global_batch {total} / (micro_batch {micro} x dp {dp}, {name}) = "
+            f"{total / (micro * dp):.4g} is not whole; training.global_batch could be {near}"
+        ],
+    )
 
 
 def _nearest_batches(total: int, micro: int, num: int, dp: int) -> str:

@@ -33,7 +33,7 @@ def plan(
     Raises:
         PlanError: the layout is illegal (every fault, with its arithmetic), or no engine executes it.
     """
-    wanted = layouts_of.pinned(config)
+    wanted: Wanted = layouts_of.pinned(config)
     candidates: tuple[Candidate, ...] = ()
     if config.strategy.name == "auto":
         wanted, candidates = search(config, wanted, lambda w: _attempt(config, w, tables))
@@ -49,7 +49,9 @@ def plan(
     found = evaluate(config, engine, layouts, accum, tables)
     result = to_plan(config, found, engine, engines, accepted)
     notes = findings(config, engine, found, _what_fits(config, found, tables))
-    return result, to_prediction(config, result, found, notes, candidates or (_chosen(config, found),), tables)
+    return result, to_prediction(
+        config, result, found, notes, candidates or (_chosen(config, found),), tables
+    )
 
 
 def launch_faults(config: RunConfig) -> list[str]:
@@ -102,10 +104,8 @@ def _what_fits(config: RunConfig, found: Evaluated, tables: Efficiency) -> list[
 
 def _as_strategy(layout: Layout) -> ComponentStrategy:
     """A resolved layout as a wish again, with dp left to follow from the ranks."""
-    return ComponentStrategy(
-        tp=layout.tp, pp=layout.pp, vpp=layout.vpp, cp=layout.cp, ep=layout.ep, zero=layout.zero,
-        offload=layout.offload, recompute=layout.recompute,
-    )  # fmt: skip
+    kept = ("tp", "pp", "vpp", "cp", "ep", "zero", "offload", "recompute")
+    return ComponentStrategy(**{key: getattr(layout, key) for key in kept})
 
 
 def _given(config: RunConfig, name: str) -> dict[str, object]:

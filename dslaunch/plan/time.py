@@ -74,7 +74,7 @@ def _stage_terms(case: Case, stage: int, efficiency: Efficiency) -> dict[str, fl
     layout, cluster = case.layout, case.config.cluster
     peak = cluster.gpu.peak_tflops
     precision = case.config.training.precision
-    rate = peak.get(precision, peak.get("fp32", 1.0)) * 1e12 * efficiency.matrix  # type: ignore[call-overload]
+    rate = peak.get(precision, peak.get("fp32", 1.0)) * 1e12 * efficiency.matrix
     m = layout.num_microbatches
     forward, backward = _stage_flops(case, stage)
     recompute = _recompute_of(case, layout.layers_per_stage[stage])
@@ -117,7 +117,9 @@ def _recompute_of(case: Case, layers: int) -> float:
     parts = _component_flops(case)
     if _backward_factor(case) == 0:
         return 0.0
-    return {"none": 0.0, "selective": parts.attention_core, "full": parts.layer}[case.layout.recompute] * layers
+    return {"none": 0.0, "selective": parts.attention_core, "full": parts.layer}[
+        case.layout.recompute
+    ] * layers
 
 
 def _recompute_flops(case: Case) -> float:
@@ -198,4 +200,6 @@ def _offload_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
     shard = case.params_on_rank(stage) / case.layout.shard
     pcie = case.config.cluster.gpu.pcie_gb_per_s * 1e9 * efficiency.pcie
     gathers = 2 * case.layout.num_microbatches if case.layout.offload == "cpu_params" else 1
-    return shard * (4 + case.width * gathers) / pcie + shard * _ADAM_BYTES / (efficiency.host_adam_gb_per_s * 1e9)
+    return shard * (4 + case.width * gathers) / pcie + shard * _ADAM_BYTES / (
+        efficiency.host_adam_gb_per_s * 1e9
+    )

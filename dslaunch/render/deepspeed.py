@@ -14,6 +14,8 @@ from dslaunch.errors import ConfigError
 from dslaunch.planfile import ComponentPlan, Plan
 
 RUNTIME_MODULE = "dslaunch.runtime"
+PRINT_EVERY = 10
+"""Steps between two lines of DeepSpeed's own, for scripts; dslaunch.runtime prints its own."""
 BUCKET_ELEMENTS = 200_000_000
 """Largest gradient bucket, elements: 400 MB in bf16 keep a link busy, and overlap_comm holds two of them."""
 PREFETCH_ELEMENTS = 50_000_000
@@ -24,11 +26,10 @@ LIVE_ELEMENTS = 1_000_000_000
 """ZeRO-3: parameters gathered at one time, elements (DeepSpeed's default, written out)."""
 
 
-def deepspeed_config(plan: Plan, component: ComponentPlan, overlap: bool, shared: bool) -> dict[str, Any]:
+def deepspeed_config(plan: Plan, component: ComponentPlan, shared: bool) -> dict[str, Any]:
     """What deepspeed.initialize gets for `component`.
 
     Args:
-        overlap: training.overlap_comm.
         shared: the component stands for the whole model (engine deepspeed), not for itself (engine native).
 
     Raises:
@@ -41,15 +42,14 @@ def deepspeed_config(plan: Plan, component: ComponentPlan, overlap: bool, shared
         "gradient_accumulation_steps": component.num_microbatches,
         "gradient_clipping": plan.training.clip,
         "optimizer": _optimizer(plan, component, shared),
-        "zero_optimization": _zero(plan, component, overlap),
+        "zero_optimization": _zero(plan, component),
         "data_types": _data_types(plan, component),
-        "steps_per_print": None if runtime else 10,
         "wall_clock_breakdown": False,
     }
     if plan.training.precision != "fp32":
         config[plan.training.precision] = {"enabled": True}
-    if not runtime and (scheduler := _scheduler(plan)):
-        config["scheduler"] = scheduler
+    if not runtime:
+        config |= {"steps_per_print": PRINT_EVERY, **_scheduler(plan)}
     if not shared:
         # Tags are this component's own; the check of them is a collective over the world.
         config["checkpoint"] = {"tag_validation": "Ignore"}
@@ -70,13 +70,13 @@ def _optimizer(plan: Plan, component: ComponentPlan, shared: bool) -> dict[str, 
     return {"type": "AdamW", "params": params}
 
 
-def _zero(plan: Plan, component: ComponentPlan, overlap: bool) -> dict[str, Any]:
+def _zero(plan: Plan, component: ComponentPlan) -> dict[str, Any]:
     if component.zero == 0:
         return {"stage": 0}
     bucket = min(BUCKET_ELEMENTS, max(stage.trainable_on_rank for stage in component.stages))
     zero: dict[str, Any] = {"stage": component.zero, "contiguous_gradients": True, "reduce_bucket_size": bucket}
     if component.pp == 1:
-        zero["overlap_comm"] = overlap and plan.cluster.accelerator == "cuda"
+        zero["overlap_comm"] = plan.training.overlap_comm and plan.cluster.accelerator == "cuda"
     if component.zero == 3:
         zero |= {
             "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
@@ -108,7 +108,7 @@ def _data_types(plan: Plan, component: ComponentPlan) -> dict[str, str]:
     return {"grad_accum_dtype": accum}
 
 
-def _scheduler(plan: Plan) -> dict[str, Any] | None:
+def _scheduler(plan: Plan) -> dict[str, Any]:
     """The schedule in DeepSpeed's terms, for a script that leaves it to deepspeed.initialize.
 
     Its warm-ups last 2 steps at least. A cosine without warm-up is written as one that starts at the peak
@@ -120,7 +120,7 @@ def _scheduler(plan: Plan) -> dict[str, Any] | None:
     training = plan.training
     steps = {"warmup_num_steps": training.warmup_steps, "warmup_type": "linear"}
     if training.lr_schedule == "constant" and training.warmup_steps == 0:
-        return None
+        return {}
     if training.warmup_steps < 2 and not (training.lr_schedule == "cosine" and training.warmup_steps == 0):
         raise ConfigError(
             f"training.optimizer.warmup_steps is {training.warmup_steps}: DeepSpeed 0.19.8 has no {training.lr_schedule} "
@@ -128,13 +128,13 @@ def _scheduler(plan: Plan) -> dict[str, Any] | None:
             "with warmup_steps=0"
         )
     if training.lr_schedule == "constant":
-        return {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **steps}}
+        return _block("WarmupLR", warmup_min_lr=0.0, warmup_max_lr=training.lr, **steps)
     if training.lr_schedule == "linear":
         return _linear(plan, steps)
     params = {"total_num_steps": training.steps, "cos_min_ratio": training.min_lr / training.lr, **steps}
     if training.warmup_steps == 0:
         params |= {"warmup_num_steps": 2, "warmup_min_ratio": 1.0}
-    return {"type": "WarmupCosineLR", "params": params}
+    return _block("WarmupCosineLR", **params)
 
 
 def _linear(plan: Plan, steps: dict[str, Any]) -> dict[str, Any]:
@@ -144,5 +144,9 @@ def _linear(plan: Plan, steps: dict[str, Any]) -> dict[str, Any]:
             f"training.optimizer.min_lr is {training.min_lr}: DeepSpeed's WarmupDecayLR ends at 0. "
             "Set it to 0, or training.optimizer.schedule=cosine"
         )
-    params = {"total_num_steps": training.steps, "warmup_min_lr": 0.0, "warmup_max_lr": training.lr, **steps}
-    return {"type": "WarmupDecayLR", "params": params}
+    lrs = {"warmup_min_lr": 0.0, "warmup_max_lr": training.lr}
+    return _block("WarmupDecayLR", total_num_steps=training.steps, **lrs, **steps)
+
+
+def _block(kind: str, **params: Any) -> dict[str, Any]:
+    return {"scheduler": {"type": kind, "params": params}}

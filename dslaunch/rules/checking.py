@@ -26,7 +26,9 @@ def hits(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[tupl
                 yield rule, hit
 
 
-def check_rendered(plan: Plan, files: Mapping[str, str], settings: Settings | None = None) -> tuple[Finding, ...]:
+def check_rendered(
+    plan: Plan, files: Mapping[str, str], settings: Settings | None = None
+) -> tuple[Finding, ...]:
     """The findings on our own rendered files, `{name: text}`; the settings are the plan's where None."""
     return check(plan, read_fileset(files), settings or of_plan(plan))
 
@@ -36,7 +38,9 @@ def check_paths(paths: Sequence[Path], settings: Settings) -> tuple[Finding, ...
     return check(None, read_paths(paths), settings)
 
 
-def waive(findings: Iterable[Finding], accepted: Iterable[str]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+def waive(
+    findings: Iterable[Finding], accepted: Iterable[str]
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
     """Findings that stand, and those whose rule the user accepted; an unknown rule id is a ConfigError."""
     names = {rule_named(name).id for name in accepted}
     all_findings = tuple(findings)
@@ -52,7 +56,7 @@ def fails(findings: Iterable[Finding], threshold: str) -> bool:
 
 
 def _rank(severity: str) -> int:
-    return SEVERITIES.index(severity)  # type: ignore[arg-type]
+    return SEVERITIES.index(severity)
 
 
 def _order(found: tuple[Rule, Hit]) -> tuple[int, str, int, int, str, str]:

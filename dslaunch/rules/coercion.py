@@ -23,6 +23,8 @@ def coerces(kind: str, value: Any) -> bool:
         return value in (0, 1) if isinstance(value, int | float) else _is_bool_text(value)
     if kind == "int":
         return _is_int_text(value) if isinstance(value, str) else _is_whole(value)
+    if kind == "plain_int":
+        return _is_whole(value)
     if kind == "float":
         return number(value) is not None
     if kind.startswith("list["):

@@ -1,7 +1,7 @@
 """The keys of DeepSpeed's configuration by section and version: tables/deepspeed_keys.json, typed.
 
-A test holds the sections that pydantic reads to DeepSpeed's own models, field by field. `absent` and `since` are
-neighbours among the versions that were looked at: between them the key's arrival isn't known.
+A test holds the sections that pydantic reads to DeepSpeed's own models, field by field. `absent` and `since`
+are neighbours among the versions that were looked at: between them the key's arrival isn't known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Key:
 
     name: str
     type: str
-    """bool | int | float | str | list | list[str] | dict | section | dtype | any, or two of them with |."""
+    """bool | int | plain_int (no text) | float | str | list | list[str] | dict | section | dtype | none | any, or two
+    of them with |."""
     null: bool = False
     choices: tuple[str | int, ...] = ()
     fold: bool = False
@@ -52,7 +53,9 @@ class Key:
     wrong: str = "silent"
     """A wrong type outside pydantic: rejected by the parser, later (engine or first step), or silent."""
     moved_to: str = ""
-    """Where the setting stands now, for a removed key."""
+    """What to use now, for a removed key."""
+    auto: bool = False
+    """`auto` is a value of DeepSpeed's own here."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,9 @@ class KeyTable:
     versions: tuple[str, ...]
     sections: dict[str, Section]
 
-    def homes(self, name: str, outside: Section) -> list[str]:
-        """Paths of the other sections that have a key of this name."""
-        return [path for path, section in self.sections.items() if name in section.keys and section is not outside]
+    def homes(self, name: str) -> list[str]:
+        """Paths of the sections that have a key of this name."""
+        return [path for path, section in self.sections.items() if name in section.keys]
 
 
 @cache
@@ -98,7 +101,8 @@ def table() -> KeyTable:
     """The table, read once."""
     text = (resources.files("dslaunch.rules") / "tables" / "deepspeed_keys.json").read_text(encoding="utf-8")
     data = json.loads(text)
-    return KeyTable(tuple(data["versions"]), {path: _section(path, raw) for path, raw in data["sections"].items()})
+    sections = {path: _section(path, raw) for path, raw in data["sections"].items()}
+    return KeyTable(tuple(data["versions"]), sections)
 
 
 def entries(file: File) -> Iterator[Entry]:
@@ -118,5 +122,9 @@ def _entries(section: Section, path: tuple[str, ...], value: dict[str, Any]) -> 
 
 
 def _section(path: str, raw: dict[str, Any]) -> Section:
-    keys = {name: Key(name, **{**key, "choices": tuple(key.get("choices", ()))}) for name, key in raw["keys"].items()}
+    keys = {name: _key(name, fields) for name, fields in raw["keys"].items()}
     return Section(path, raw["unknown"], raw["parser"], raw["evidence"], raw.get("rejects_since", ""), keys)
+
+
+def _key(name: str, fields: dict[str, Any]) -> Key:
+    return Key(name, **{**fields, "choices": tuple(fields.get("choices", ()))})

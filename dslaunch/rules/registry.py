@@ -1,7 +1,7 @@
 """What a rule is, and the list of all.
 
-A rule is a function that yields hits, registered under an id that names it everywhere: in findings, on its page
-in pages/ID.md, and on its cases in tests/cases/ID.yaml.
+A rule is a function that yields hits, registered under an id that names it everywhere: in findings, on its
+page in pages/ID.md, and on its cases in tests/cases/ID.yaml.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from dslaunch.errors import ConfigError, nearest
+from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.files.fileset import File, FileSet
-from dslaunch.files.position import START, Position
+from dslaunch.files.position import Path, Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.settings import Settings, release
 
@@ -25,7 +25,7 @@ SEVERITIES: tuple[Severity, ...] = ("info", "deprecated", "slow", "memory", "wro
 RaisedBy = Literal["DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "nobody"]
 """Where real DeepSpeed first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
 
-_MODULES = ("batch", "inputs", "keys", "layout", "precision", "scheduler", "secrets", "zero")
+_MODULES = ("auto", "batch", "inputs", "keys", "layout", "precision", "scheduler", "secrets", "zero")
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,19 @@ def rule_named(rule_id: str) -> Rule:
     """The rule of this id; raises ConfigError with the nearest one where there is none."""
     if rule_id not in rules():
         raise ConfigError(
-            f"No rule is called '{rule_id}'.{nearest(rule_id, rules())} `dslaunch explain` lists all of them."
+            f"No rule is called '{rule_id}'.{nearest(rule_id, rules())} There are: {listed(rules(), limit=400)}."
         )
     return rules()[rule_id]
 
 
-def hit(file: File, path: tuple[str | int, ...], message: str, fix: str, **more: Severity | RaisedBy | None) -> Hit:
+def hit(
+    file: File,
+    path: Path,
+    message: str,
+    fix: str,
+    *,
+    severity: Severity | None = None,
+    raised_by: RaisedBy | None = None,
+) -> Hit:
     """A hit at the key `path` of a JSON file."""
-    return Hit(file.name, file.at(*path) if path else START, message, fix, **more)  # type: ignore[arg-type]
+    return Hit(file.name, file.at(*path), message, fix, severity, raised_by)

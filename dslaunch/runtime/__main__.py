@@ -1,7 +1,7 @@
 """`python -m dslaunch.runtime --plan PATH/plan.json`: the training program, started once per rank.
 
 A launcher (deepspeed, torchrun, srun) sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-DSLAUNCH_RUN_DIR is where metrics, TensorBoard files and checkpoints go; the plan's folder where it is not set.
+DSLAUNCH_RUN_DIR is where metrics, TensorBoard files and checkpoints go; without it, the plan's folder.
 
 Exit status: 0 done; 1 a rank failed; 2 the plan, or what it names, can't be executed.
 """
@@ -22,7 +22,7 @@ _SAYS = "dslaunch.runtime: "
 
 def main(argv: list[str]) -> int:
     """Run this rank; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dslaunch.runtime", description="Trains what a plan describes.")
+    parser = argparse.ArgumentParser("python -m dslaunch.runtime", description="Trains what a plan says.")
     parser.add_argument("--plan", type=Path, required=True, help="the plan.json that `dslaunch render` wrote")
     parser.add_argument("--local_rank", type=int, help="given by the deepspeed launcher; LOCAL_RANK counts")
     options = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """Checkpoints: one folder per step, and `latest`, which names the last complete one.
 
-    DIR/step-00000020/              what the strategy writes (DeepSpeed's files, or torch's distributed format)
+    DIR/step-00000020/              the strategy's own files (DeepSpeed's, or torch's distributed format)
     DIR/step-00000020/dslaunch.json the step, and which strategy can read it
     DIR/latest                      step-00000020; written last, in one move
 """

@@ -23,8 +23,8 @@ def check_executable(plan: Plan) -> None:
         raise ConfigError(f"training.optimizer: found '{plan.training.optimizer}'; the runtime has adamw.")
     if plan.files.weights:
         raise ConfigError(
-            f"model.weights: found '{plan.files.weights}'; dslaunch.runtime starts from random weights or from "
-            "a checkpoint of its own (checkpoint.load=DIR). Leave model.weights empty, or give script=PATH."
+            f"model.weights: found '{plan.files.weights}'; dslaunch.runtime starts from random weights or "
+            "from a checkpoint of its own (checkpoint.load=DIR). Leave it empty, or give script=PATH."
         )
     for name, spec in plan.model["components"].items():
         if spec["passes"] != 1:
@@ -35,13 +35,14 @@ def _check_layouts(plan: Plan) -> None:
     for name, layout in plan.components.items():
         if max(layout.tp, layout.pp, layout.cp, layout.ep) > 1 or layout.dp != plan.world_size:
             raise ConfigError(
-                f"components.{name}: its layout is {in_words(layout)} on {plan.world_size} ranks. {_EXECUTES}."
+                f"components.{name}: its layout is {in_words(layout)} on {plan.world_size} ranks. "
+                f"{_EXECUTES}."
             )
     (first, base), *others = plan.components.items()
     for name, layout in others:
         if _comparable(layout) != _comparable(base):
             raise ConfigError(
-                f"components.{name}: its layout is {in_words(layout)}, and that of {first} is {in_words(base)}. "
+                f"components.{name}: its layout is {in_words(layout)}, that of {first} is {in_words(base)}. "
                 f"{_EXECUTES}."
             )
 
@@ -61,11 +62,20 @@ def in_words(layout: ComponentPlan) -> str:
 
 
 def _check_sharding(plan: Plan) -> None:
-    """Without ZeRO's optimizer: fp32 or bf16, states on the device."""
+    """DDP, FSDP2 and ZeRO-0: no fp16, states on the device.
+
+    Under ZeRO-0 DeepSpeed 0.19.8 makes its Adam states for half precision by a step with zero gradients
+    (runtime/fp16/unfused_optimizer.py), which leaves the bias correction one step ahead.
+    """
     sharding = plan.engine.sharding
     layout = next(iter(plan.components.values()))
     if sharding == "zero" and layout.zero > 0:
         return
+    if sharding == "zero" and plan.training.precision != "fp32":
+        raise ConfigError(
+            f"training.precision: found {plan.training.precision} with ZeRO-0, which dslaunch.runtime runs "
+            "in fp32 only. strategy=ddp is the same layout."
+        )
     if layout.offload != "none":
         raise ConfigError(
             f"strategy.every.offload: found '{layout.offload}' with {sharding}; dslaunch.runtime offloads "

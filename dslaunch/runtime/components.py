@@ -6,6 +6,7 @@ Each holds exactly the parameters that its configuration describes; `Spec` is a 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from dslaunch.errors import ConfigError
-from dslaunch.runtime.layers import Block, BlockShape, Recompute, norm_of, rotation
+from dslaunch.runtime.layers import Block, BlockShape, norm_of, rotation
 
 Spec = dict[str, Any]
 VIT_NORM_EPS = 1e-6
@@ -22,7 +23,7 @@ VIT_NORM_EPS = 1e-6
 class ViT(nn.Module):
     """A vision transformer; class token and registers run through the blocks and are not passed on."""
 
-    def __init__(self, spec: Spec, recompute: Recompute, from_layer: int) -> None:
+    def __init__(self, spec: Spec, recompute: str, from_layer: int) -> None:
         super().__init__()
         self.spec = spec
         hidden, patch = spec["hidden"], spec["patch"]
@@ -30,8 +31,11 @@ class ViT(nn.Module):
         self.prefix_tokens = int(spec["class_token"]) + spec["registers"]
         self.patch = nn.Conv2d(spec["channels"], hidden, patch, stride=patch, bias=spec["patch_bias"])
         self.class_token = nn.Parameter(torch.empty(1, 1, hidden)) if spec["class_token"] else None
-        self.registers = nn.Parameter(torch.empty(1, spec["registers"], hidden)) if spec["registers"] else None
-        self.positions = nn.Parameter(torch.empty(1, patches + int(spec["class_token"]), hidden))
+        registers = spec["registers"]
+        self.registers = nn.Parameter(torch.empty(1, registers, hidden)) if registers else None
+        # As in timm's vit_*_reg4_dinov2: beside registers the class token has no position of its own.
+        self.embedded_class = bool(spec["class_token"] and not registers)
+        self.positions = nn.Parameter(torch.empty(1, patches + int(self.embedded_class), hidden))
         self.pre_norm = nn.LayerNorm(hidden, eps=VIT_NORM_EPS) if spec["pre_norm"] else nn.Identity()
         self.blocks = nn.ModuleList(Block(vit_block(spec, recompute)) for _ in range(spec["layers"]))
         self.post_norm = nn.LayerNorm(hidden, eps=VIT_NORM_EPS) if spec["post_norm"] else nn.Identity()
@@ -53,15 +57,12 @@ class ViT(nn.Module):
         return out
 
     def _with_prefix(self, patches: Tensor) -> Tensor:
-        """Positions belong to the class token and the patches; registers have none (DINOv2)."""
-        x = patches
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
-        x = x + self.positions
-        if self.registers is None:
-            return x
-        head = int(self.class_token is not None)
-        return torch.cat([x[:, :head], self.registers.expand(len(x), -1, -1).to(x.dtype), x[:, head:]], dim=1)
+        """[B, N, H] -> [B, class token + registers + N, H], with positions."""
+        tokens = [token for token in (self.class_token, self.registers) if token is not None]
+        prefix = [token.expand(len(patches), -1, -1).to(patches.dtype) for token in tokens]
+        if self.embedded_class:
+            return torch.cat([*prefix, patches], dim=1) + self.positions
+        return torch.cat([*prefix, patches + self.positions], dim=1)
 
 
 class Mlp(nn.Module):
@@ -71,7 +72,7 @@ class Mlp(nn.Module):
         super().__init__()
         dims = spec["dims"]
         self.norm = nn.LayerNorm(dims[0]) if spec["norm"] else nn.Identity()
-        pairs = zip(dims[:-1], dims[1:], strict=True)
+        pairs = itertools.pairwise(dims)
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=spec["bias"]) for a, b in pairs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class Mlp(nn.Module):
 class Decoder(nn.Module):
     """A causal language model whose sequence may start with tokens of other components."""
 
-    def __init__(self, spec: Spec, recompute: Recompute) -> None:
+    def __init__(self, spec: Spec, recompute: str) -> None:
         super().__init__()
         self.spec = spec
         hidden = spec["hidden"]
@@ -123,7 +124,7 @@ class Decoder(nn.Module):
         return F.cross_entropy(logits.float(), wanted[judged])
 
 
-def build_component(name: str, spec: Spec, recompute: Recompute, from_layer: int) -> nn.Module:
+def build_component(name: str, spec: Spec, recompute: str, from_layer: int) -> nn.Module:
     """The module of component `name`, of which layer `from_layer` is passed on (-1: the last).
 
     Raises:
@@ -132,8 +133,8 @@ def build_component(name: str, spec: Spec, recompute: Recompute, from_layer: int
     match spec["arch"]:
         case "vit" if spec["attention_pooling"]:
             raise ConfigError(
-                f"model.components.{name}.attention_pooling: dslaunch.runtime passes patch tokens on and does "
-                "not execute a pooling head. Set it to false."
+                f"model.components.{name}.attention_pooling: dslaunch.runtime passes patch tokens on and "
+                "does not execute a pooling head. Set it to false."
             )
         case "vit":
             return ViT(spec, recompute, from_layer)
@@ -153,7 +154,7 @@ def blocks_up_to(from_layer: int, layers: int) -> int:
     return from_layer + 1 if from_layer >= 0 else layers + 1 + from_layer
 
 
-def vit_block(spec: Spec, recompute: Recompute) -> BlockShape:
+def vit_block(spec: Spec, recompute: str) -> BlockShape:
     """A ViT's block: every linear layer has a bias; the gated one uses SiLU (DINOv2's SwiGLU)."""
     return BlockShape(
         hidden=spec["hidden"], heads=spec["heads"], kv_heads=spec["heads"],
@@ -163,7 +164,7 @@ def vit_block(spec: Spec, recompute: Recompute) -> BlockShape:
     )  # fmt: skip
 
 
-def decoder_block(spec: Spec, recompute: Recompute) -> BlockShape:
+def decoder_block(spec: Spec, recompute: str) -> BlockShape:
     """A decoder's block: SwiGLU where it is gated, else GELU."""
     return BlockShape(
         hidden=spec["hidden"], heads=spec["heads"], kv_heads=spec["kv_heads"],

@@ -99,21 +99,25 @@ def open_data(plan: Plan) -> Digits:
         )
     if plan.files.tokenizer:
         raise ConfigError(
-            f"data.tokenizer: found '{plan.files.tokenizer}', but `digits` has words of its own. Leave it empty."
+            f"data.tokenizer: found '{plan.files.tokenizer}', but `digits` has its own words. Leave it empty."
         )
     specs = plan.model["components"].values()
     towers = {(spec["image"], spec["channels"]) for spec in specs if spec["arch"] == "vit"}
     if len(towers) != 1:
         raise ConfigError(
-            f"data.path: `digits` gives one image in one size, but the towers take {sorted(towers) or 'none'}."
+            f"data.path: `digits` gives one image of one size; the towers take {sorted(towers) or 'none'} "
+            "(pixels, channels)."
         )
     vocab = next(spec["vocab"] for spec in specs if spec["arch"] == "decoder")
-    text = plan.training.seq_len - image_tokens(plan)
-    if text < TEXT_TOKENS or vocab < len(WORDS) + BINS:
+    length, before = plan.training.seq_len, image_tokens(plan)
+    text = length - before
+    if text < TEXT_TOKENS:
         raise ConfigError(
-            f"data.path: `digits` needs {TEXT_TOKENS} text tokens and a vocabulary of {len(WORDS) + BINS}; found "
-            f"{text} (training.seq_len {plan.training.seq_len} - {image_tokens(plan)} image tokens) and {vocab}."
+            f"training.seq_len: found {length}, of which {before} are image tokens; `digits` needs "
+            f"{TEXT_TOKENS} text tokens. Set it to {before + TEXT_TOKENS} or more."
         )
+    if vocab < len(WORDS) + BINS:
+        raise ConfigError(f"model: the decoder's vocab is {vocab}; `digits` needs {len(WORDS) + BINS}.")
     image, channels = towers.pop()
     return Digits(image, channels, text, vocab, plan.training.seed)
 
@@ -161,4 +165,5 @@ def as_actions(
 def as_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Bins 0..15 of equal width between the 1st and the 99th percentile."""
     low, high = np.quantile(values, [0.01, 0.99])
-    return np.clip(np.floor((values - low) / (high - low) * BINS), 0, BINS - 1).astype(np.int64)
+    bins: NDArray[np.int64] = np.clip((values - low) / (high - low) * BINS, 0, BINS - 1).astype(np.int64)
+    return bins

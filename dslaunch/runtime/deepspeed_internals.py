@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 def use_cpu_accelerator() -> None:
@@ -23,6 +24,6 @@ def leave_out_shared_memory_op() -> None:
     one is killed, and no use over several hosts. `deepspeed.comm.torch` as an attribute is torch itself, so
     the module is taken from sys.modules.
     """
-    module = sys.modules["deepspeed.comm.torch"]
+    module: Any = sys.modules["deepspeed.comm.torch"]
     assert hasattr(module, "build_shm_op"), "this DeepSpeed builds its shared-memory operator elsewhere"
     module.build_shm_op = lambda: None

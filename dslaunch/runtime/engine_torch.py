@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -50,21 +51,20 @@ class TorchEngine:
 
     def _backward(self, batch: Batch, count: int, last: bool) -> Tensor:
         """DDP reduces with the last micro-batch; FSDP2 with each, so that its gradients stay sharded."""
-        replicated = isinstance(self.model, DistributedDataParallel)
-        wait = self.model.no_sync() if replicated and not last else contextlib.nullcontext()
+        replica = self.model if isinstance(self.model, DistributedDataParallel) else None
         batch = batch.to(self.device)
-        with wait:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16 and replicated):
+        with replica.no_sync() if replica and not last else contextlib.nullcontext():
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16 and replica is not None):
                 loss = self.model(batch.images, batch.tokens, batch.labels)
             (loss / count).backward()
         return cast(Tensor, loss.detach().float())
 
     def save(self, folder: Path) -> None:
-        dcp.save(self._state(), checkpoint_id=folder)
+        save_distributed(self._state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
         state = self._state()
-        dcp.load(state, checkpoint_id=folder)
+        load_distributed(state, checkpoint_id=folder)
         set_state_dict(
             self.model, self.optimizer,
             model_state_dict=state["model"], optim_state_dict=state["optimizer"],
@@ -84,4 +84,5 @@ def _wrapped(model: Graph, plan: Plan, world: World) -> nn.Module:
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model

@@ -11,7 +11,7 @@ from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan
 from dslaunch.runtime.components import Decoder, Spec, ViT, build_component
 
-INIT_STD = 0.02
+TABLE_STD = 0.02
 
 
 class Graph(nn.Module):
@@ -29,7 +29,7 @@ class Graph(nn.Module):
         self.trunk = trunk
 
     def forward(self, images: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
-        """images [B, C, h, w], tokens and labels [B, T] -> the mean loss over the labels that are not -100."""
+        """images [B, C, h, w], tokens and labels [B, T] -> the mean loss over labels that are not -100."""
         incoming = self._incoming(self.trunk)
         prefix = self._joined(incoming, images) if incoming else None
         loss: Tensor = self.parts[self.trunk](prefix, tokens, labels)
@@ -44,7 +44,7 @@ class Graph(nn.Module):
         return out
 
     def _joined(self, edges: list[dict[str, Any]], images: Tensor) -> Tensor:
-        outputs = [self._output(edge["source"], images) for edge in edges]
+        outputs = [self._output(edge["from"], images) for edge in edges]
         x = outputs[0]
         for edge, other in zip(edges[1:], outputs[1:], strict=True):
             match edge["join"]:
@@ -67,7 +67,7 @@ def build_model(plan: Plan) -> Graph:
     edges: list[dict[str, Any]] = list(plan.model["edges"])
     trunk = check_graph(specs, edges)
     parts = {
-        name: build_component(name, spec, plan.components[name].recompute, _layer_read(name, edges))  # type: ignore[arg-type]
+        name: build_component(name, spec, plan.components[name].recompute, _layer_read(name, edges))
         for name, spec in specs.items()
     }
     for name, spec in specs.items():
@@ -89,36 +89,36 @@ def check_graph(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> str:
     decoders = [name for name, spec in specs.items() if spec["arch"] == "decoder"]
     if len(decoders) != 1:
         raise ConfigError(
-            f"model.components: found {len(decoders)} decoders ({listed(decoders)}); dslaunch.runtime executes "
-            "one decoder, with towers and projectors before it. Give a training script: script=PATH."
+            f"model.components: found {len(decoders)} decoders ({listed(decoders)}); dslaunch.runtime "
+            "executes one decoder, with towers and projectors before it. Give a training script: script=PATH."
         )
     for name, spec in specs.items():
         if spec["arch"] == "mlp" and all(edge["to"] != name for edge in edges):
             raise ConfigError(f"model.components.{name}: no edge leads to it. Add one to model.edges.")
-        if name != decoders[0] and all(edge["source"] != name for edge in edges):
+        if name != decoders[0] and all(edge["from"] != name for edge in edges):
             raise ConfigError(f"model.components.{name}: no edge leaves it. Add one to model.edges.")
     for edge in edges:
         if edge["to"] == decoders[0] and edge["join"] != "sequence":
             raise ConfigError(
-                f"model.edges: {edge['source']} -> {edge['to']} joins by '{edge['join']}'; into the decoder "
+                f"model.edges: {edge['from']} -> {edge['to']} joins by '{edge['join']}'; into the decoder "
                 "dslaunch.runtime executes `sequence` only."
             )
-        if specs[edge["to"]]["arch"] == "vit" or edge["source"] == decoders[0]:
+        if specs[edge["to"]]["arch"] == "vit" or edge["from"] == decoders[0]:
             raise ConfigError(
-                f"model.edges: dslaunch.runtime does not execute {edge['source']} -> {edge['to']}: towers take "
-                "images, and the decoder is the last component."
+                f"model.edges: dslaunch.runtime does not execute {edge['from']} -> {edge['to']}: towers "
+                "take images, and the decoder is the last component."
             )
-        if edge["from_layer"] != -1 and specs[edge["source"]]["arch"] != "vit":
+        if edge["from_layer"] != -1 and specs[edge["from"]]["arch"] != "vit":
             raise ConfigError(
-                f"model.edges: {edge['source']} -> {edge['to']} reads layer {edge['from_layer']}; "
+                f"model.edges: {edge['from']} -> {edge['to']} reads layer {edge['from_layer']}; "
                 "dslaunch.runtime reads an inner layer of towers only. Set from_layer to -1."
             )
     for edge in edges:
-        tokens = output_tokens(edge["source"], specs, edges)
+        tokens = output_tokens(edge["from"], specs, edges)
         if edge["tokens"] != tokens:
             raise ConfigError(
-                f"model.edges: {edge['source']} -> {edge['to']} says {edge['tokens']} tokens, but "
-                f"{edge['source']} gives {tokens}."
+                f"model.edges: {edge['from']} -> {edge['to']} says {edge['tokens']} tokens, but "
+                f"{edge['from']} gives {tokens}."
             )
     return decoders[0]
 
@@ -129,23 +129,26 @@ def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]
     if spec["arch"] == "vit":
         return int((spec["image"] // spec["patch"]) ** 2)
     incoming = [edge for edge in edges if edge["to"] == name]
-    counts = [output_tokens(edge["source"], specs, edges) for edge in incoming]
+    counts = [output_tokens(edge["from"], specs, edges) for edge in incoming]
     more = [count for edge, count in zip(incoming[1:], counts[1:], strict=True) if edge["join"] == "sequence"]
     return counts[0] + sum(more)
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Matrices and tables from a normal distribution of standard deviation 0.02, biases zero; norms stay one.
+    """Matrices with variance 1 / inputs, tables with standard deviation 0.02, biases zero; norms stay one.
 
-    The draws follow the order of the parameters and the seed alone.
+    The draws follow the order of the modules and the seed alone.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(0.0, INIT_STD, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
+        for module in model.modules():
+            matrix = isinstance(module, nn.Linear | nn.Conv2d)
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.ndim >= 2:
+                    std = parameter[0].numel() ** -0.5 if matrix else TABLE_STD
+                    parameter.normal_(0.0, std, generator=generator)
+                elif name == "bias":
+                    parameter.zero_()
 
 
 def parameter_groups(model: Graph, plan: Plan) -> list[dict[str, Any]]:
@@ -161,7 +164,7 @@ def parameter_groups(model: Graph, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _layer_read(name: str, edges: list[dict[str, Any]]) -> int:
-    layers = {edge["from_layer"] for edge in edges if edge["source"] == name}
+    layers = {edge["from_layer"] for edge in edges if edge["from"] == name}
     if len(layers) > 1:
         raise ConfigError(
             f"model.edges: {name} is read at layers {listed(sorted(layers))}; dslaunch.runtime reads one."

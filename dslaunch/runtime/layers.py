@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Recompute = Literal["none", "selective", "full"]
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary embedding, each [S, head_dim]."""
 
@@ -34,7 +32,8 @@ class BlockShape:
     mlp_bias: bool
     layer_scale: bool
     causal: bool
-    recompute: Recompute
+    recompute: str
+    """none | selective (attention's core) | full (the block)"""
 
 
 def norm_of(rmsnorm: bool, width: int, eps: float) -> nn.Module:
@@ -85,7 +84,7 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.shape.head_dim).transpose(1, 2)
 
     def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = self.shape.kv_heads != self.shape.heads
@@ -106,7 +105,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, H] -> [B, S, H]"""
-        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        inner = self.up(x)
+        inner = self.activation(inner) if self.gate is None else self.activation(self.gate(x)) * inner
         out: Tensor = self.down(inner)
         return out
 

@@ -83,5 +83,7 @@ def read_plan(path: Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}. Give the plan.json that `dslaunch render` wrote.") from error
+        raise ConfigError(
+            f"{path}: {error.strerror}. Give the plan.json that `dslaunch render` wrote."
+        ) from error
     return plan_from_json(text, str(path))

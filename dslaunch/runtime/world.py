@@ -40,7 +40,7 @@ def read_world(env: Mapping[str, str], plan: Plan) -> World:
         )
     size = int(env["WORLD_SIZE"])
     if size != plan.world_size:
-        raise ConfigError(f"WORLD_SIZE: the launcher started {size} ranks; the plan is for {plan.world_size}.")
+        raise ConfigError(f"WORLD_SIZE: found {size} ranks; the plan is for {plan.world_size}.")
     local_rank = int(env["LOCAL_RANK"])
     return World(int(env["RANK"]), local_rank, size, _device(plan.cluster.accelerator, local_rank))
 

@@ -80,7 +80,9 @@ class Cluster(Part):
     def _whole_nodes(self) -> Cluster:
         per_node = self.slots
         if self.gpus is None and self.nodes is None:
-            raise ValueError(f"how many GPUs? Write a number before the name, such as cluster=8x{self.gpu.name}")
+            raise ValueError(
+                f"how many GPUs? Write a number before the name, such as cluster=8x{self.gpu.name}"
+            )
         if self.gpus is not None and self.nodes is not None and self.gpus != self.nodes * per_node:
             raise ValueError(
                 f"gpus is {self.gpus}, but {self.nodes} nodes x {per_node} GPUs = {self.nodes * per_node}; "
@@ -95,7 +97,9 @@ class Cluster(Part):
         if self.node_count > 1 and self.network is None:
             raise ValueError(f"{self.node_count} nodes need a network; `network:` is missing")
         if self.hosts and len(self.hosts) != self.node_count:
-            raise ValueError(f"hosts names {len(self.hosts)} hosts, but the cluster has {self.node_count} nodes")
+            raise ValueError(
+                f"hosts names {len(self.hosts)} hosts, but the cluster has {self.node_count} nodes"
+            )
         return self
 
     @property
@@ -103,7 +107,9 @@ class Cluster(Part):
         """GPUs used per node: all of them where fewer than a node were asked for."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
-        return min(self.node.gpus, self.gpus) if self.gpus is not None and self.nodes is None else self.node.gpus
+        return (
+            min(self.node.gpus, self.gpus) if self.gpus is not None and self.nodes is None else self.node.gpus
+        )
 
     @property
     def node_count(self) -> int:

@@ -52,6 +52,14 @@ class Decoder(_Component):
     rope_theta: PositiveFloat = 10000.0
     norm_eps: PositiveFloat = 1e-5
 
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Decoder:
+        if self.head_dim is None and self.hidden % self.heads:
+            raise ValueError(f"hidden {self.hidden} / heads {self.heads} is not whole; give head_dim")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} / kv_heads {self.kv_heads} is not whole")
+        return self
+
 
 class ViT(_Component):
     """A vision transformer over square patches: ViT, CLIP, SigLIP, DINOv2."""
@@ -91,9 +99,11 @@ class ViT(_Component):
         return self.patches + int(self.class_token) + self.registers
 
     @model_validator(mode="after")
-    def _whole_patches(self) -> ViT:
+    def _whole_patches_and_heads(self) -> ViT:
         if self.image % self.patch:
             raise ValueError(f"image {self.image} is not a whole number of patches of {self.patch} pixels")
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden {self.hidden} / heads {self.heads} is not whole")
         return self
 
 
@@ -166,7 +176,7 @@ class Model(Part):
     def trunk(self) -> str:
         """The decoder that the sequence runs through: the largest one."""
         decoders = {n: c for n, c in self.components.items() if isinstance(c, Decoder)}
-        return max(decoders, key=lambda n: decoders[n].layers * decoders[n].hidden**2)
+        return max(decoders, key=lambda n: decoders[n].layers * decoders[n].hidden ** 2)
 
 
 def _sources(edges: tuple[Edge, ...]) -> dict[str, set[str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.schema.config import RunConfig
@@ -45,7 +46,7 @@ def _with_components(strategy: Any) -> Any:
 
 def _component_names(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:
     known = list(config.model.components)
-    named = [(("strategy", name), name) for name in config.strategy.components]
+    named: list[tuple[Path, str]] = [(("strategy", name), name) for name in config.strategy.components]
     for size, layout in config.layouts.items():
         named += [(("layouts", str(size), name), name) for name in layout]
     allowed = [*known, *(f for f in Strategy.model_fields if f != "components")]
@@ -76,7 +77,12 @@ def _line(mistake: dict[str, Any], locate: Callable[[Sequence[str | int]], str])
 def _words(mistake: dict[str, Any], path: Path) -> str:
     found, kind = mistake.get("input"), mistake["type"]
     if kind == "extra_forbidden":
-        if path[0] == "strategy" and len(path) == 3 and path[1] == "components" and not isinstance(found, dict):
+        if (
+            path[0] == "strategy"
+            and len(path) == 3
+            and path[1] == "components"
+            and not isinstance(found, dict)
+        ):
             return _unknown(str(path[-1]), list(ComponentStrategy.model_fields))
         return _unknown(str(path[-1]), _fields(path[:-1]))
     if kind == "missing":
@@ -117,21 +123,30 @@ def _doc(path: Path) -> str:
     return f" {field.description.splitlines()[0]}" if field and field.description else ""
 
 
+def fields_at(path: Path) -> dict[str, FieldInfo]:
+    """The keys that are allowed at `path`, as they are typed; empty where no section stands there."""
+    found: dict[str, FieldInfo] = {}
+    for model in models_at(path):
+        found.update(keys_of(model))
+    return found
+
+
+def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """A section's fields by the key that is typed."""
+    return {f.alias or name: f for name, f in model.model_fields.items()}
+
+
 def _fields(path: Path) -> list[str]:
-    """The keys that are allowed at `path`."""
-    models = _models_at(path)
-    found: dict[str, None] = {}
-    for model in models:
-        found.update(dict.fromkeys(f.alias or name for name, f in model.model_fields.items()))
-    return list(found)
+    return list(fields_at(path))
 
 
 def _model_at(path: Path) -> type[BaseModel] | None:
-    models = _models_at(path)
+    models = models_at(path)
     return models[0] if models else None
 
 
-def _models_at(path: Path) -> list[type[BaseModel]]:
+def models_at(path: Path) -> list[type[BaseModel]]:
+    """The sections that may stand at `path`: several where components differ by architecture."""
     kinds: list[Any] = [RunConfig]
     for key in path:
         kinds = [inner for kind in kinds for inner in _step(kind, key)]

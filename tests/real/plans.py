@@ -22,7 +22,11 @@ LLM = {
 }  # fmt: skip
 MODEL = {
     "name": "vla_test",
-    "components": {"vision_encoder": VISION, "projector": {"arch": "mlp", "dims": [48, HIDDEN, HIDDEN]}, "llm": LLM},
+    "components": {
+        "vision_encoder": VISION,
+        "projector": {"arch": "mlp", "dims": [48, HIDDEN, HIDDEN]},
+        "llm": LLM,
+    },
     "edges": [
         {"from": "vision_encoder", "to": "projector", "tokens": 16, "join": "channel"},
         {"from": "projector", "to": "llm", "tokens": 16, "join": "sequence"},
@@ -41,7 +45,7 @@ SHARDINGS = {
 
 def model_of(configuration: dict[str, Any]) -> dict[str, Any]:
     """A model's configuration as it stands in plan.json."""
-    return Model.model_validate(configuration).model_dump(mode="json")
+    return Model.model_validate(configuration).model_dump(mode="json", by_alias=True)
 
 
 def training_plan(steps: int = 6, precision: str = "fp32", global_batch: int = 16) -> planfile.TrainingPlan:
@@ -53,7 +57,9 @@ def training_plan(steps: int = 6, precision: str = "fp32", global_batch: int = 1
     )  # fmt: skip
 
 
-def component_plan(training: planfile.TrainingPlan, world_size: int, zero: int, offload: str) -> planfile.ComponentPlan:
+def component_plan(
+    training: planfile.TrainingPlan, world_size: int, zero: int, offload: str
+) -> planfile.ComponentPlan:
     """One replica per rank, two micro-batches per step."""
     return planfile.ComponentPlan(
         tp=1, pp=1, vpp=1, cp=1, ep=1, dp=world_size, zero=zero, offload=offload, recompute="none",
@@ -74,7 +80,8 @@ def plan_for(
     training = training or training_plan()
     layout = component_plan(training, world_size, zero, offload)
     return planfile.Plan(
-        name="test", recipe="test", strategy=strategy, world_size=world_size, global_batch=training.global_batch,
+        name="test", recipe="test", strategy=strategy, world_size=world_size,
+        global_batch=training.global_batch,
         cluster=planfile.ClusterPlan("CPU", "cpu", 1, world_size, local=True),
         training=training,
         engine=planfile.EnginePlan("deepspeed" if sharding == "zero" else "torch", "", sharding),

@@ -86,6 +86,8 @@ def test_projector_keeps_the_inputs_of_its_layers_and_gelus() -> None:
     assert layer_bytes(mlp, 3, 1, False, "none") == 3 * 2 * ((10 + 8) + (8 + 4) + 4)
     assert layer_bytes(mlp, 3, 2, False, "none") == 3 * 2 * ((10 + 4) + (4 + 4) + 2)
     assert layer_bytes(mlp, 3, 1, False, "full") == 3 * 2 * 10
+    normed = mlp.model_copy(update={"norm": True})
+    assert layer_bytes(normed, 3, 2, True, "none") == 3 * 2 * (5 + (5 + 4) + (4 + 2) + 2)
 
 
 def test_logits_by_the_published_formula() -> None:

@@ -1,0 +1,85 @@
+"""The command line's words in any order: which is the verb, what are overrides, what belongs to the script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dslaunch.errors import ConfigError, listed, nearest
+
+VERBS = {
+    "launch": "plan, render, check, write and launch; or launch a rendered folder",
+    "plan": "print the plan: layouts, memory, time",
+    "render": "write the files that the frameworks get",
+    "check": "judge a recipe, a rendered folder, or files written elsewhere",
+    "explain": "print a rule's page",
+    "recipes": "list the recipes",
+    "models": "list the models",
+    "clusters": "list the clusters",
+    "schema": "document a key, or list a section's keys",
+    "completion": "print the shell's completion script",
+}
+TAKES_VALUE = {
+    "-o", "--output", "--config-dir", "--accept", "--fail-on", "--format", "--world-size", "--tp", "--pp",
+    "--deepspeed-version",
+}  # fmt: skip
+TAKES_WORDS = {"launch", "check", "explain", "schema", "completion"}
+
+
+@dataclass(frozen=True)
+class Words:
+    """An ordered command line: the verb first."""
+
+    verb: str
+    arguments: tuple[str, ...]
+    """Options, overrides and the verb's own words, as typed."""
+    script_arguments: tuple[str, ...]
+    """What follows --."""
+
+
+def ordered(argv: Sequence[str]) -> Words:
+    """The verb is the first bare word; without one it is `launch`, where there are overrides.
+
+    Raises:
+        ConfigError: a bare word that is no verb and that the verb does not take.
+    """
+    before, after = _split(argv)
+    bare = _bare_words(before)
+    if bare and before[bare[0]] in VERBS:
+        position = bare.pop(0)
+        verb, rest = before[position], [*before[:position], *before[position + 1 :]]
+    elif bare:
+        word = before[bare[0]]
+        raise ConfigError(
+            f"'{word}' is neither a verb nor KEY=VALUE. Verbs: {listed(VERBS)}.{nearest(word, VERBS)}"
+            + (f" For a recipe, write recipe={word}." if not nearest(word, VERBS) else "")
+        )
+    else:
+        verb, rest = "launch", list(before)
+    if bare and verb not in TAKES_WORDS:
+        raise ConfigError(
+            f"'{before[bare[0]]}' is not KEY=VALUE, and `{verb}` takes no other words. "
+            "Overrides look like training.global_batch=512."
+        )
+    return Words(verb, tuple(rest), tuple(after))
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _bare_words(words: Sequence[str]) -> list[int]:
+    """Positions of words that are neither options, nor an option's value, nor KEY=VALUE."""
+    found, skip = [], False
+    for position, word in enumerate(words):
+        if skip:
+            skip = False
+        elif word.startswith("-"):
+            skip = word in TAKES_VALUE
+        elif "=" not in word:
+            found.append(position)
+    return found

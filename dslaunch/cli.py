@@ -1,0 +1,327 @@
+"""The command line: one short function a verb. What is heavy is imported inside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dslaunch import __version__
+from dslaunch.arguments import VERBS, ordered
+from dslaunch.errors import ConfigError, DslaunchError
+from dslaunch.flow import Request, judged, planned, refusing, rendered
+from dslaunch.paths import data_dirs
+
+if TYPE_CHECKING:
+    from dslaunch.planfile import Finding
+
+Verb = Callable[..., int]
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; returns the exit status.
+
+    0 done; 1 the launched job failed; 2 a mistake in configuration or command line; 3 no legal plan fits;
+    5 nothing was launched; 6 findings at or above --fail-on.
+    """
+    try:
+        if "_DSLAUNCH_COMPLETE" in os.environ:
+            return int(main.main(prog_name="dslaunch", standalone_mode=False) or 0)
+        if not argv or argv[0] in ("-h", "--help", "--version"):
+            return int(main.main(list(argv) or ["--help"], prog_name="dslaunch", standalone_mode=False) or 0)
+        words = ordered(argv)
+        arguments = [words.verb, *words.arguments]
+        return int(main.main(arguments, prog_name="dslaunch", standalone_mode=False, obj=words) or 0)
+    except click.UsageError as error:
+        _complain(error.format_message() + " See `dslaunch --help`.")
+        return 2
+    except DslaunchError as error:
+        _complain(str(error))
+        return error.status
+    except (KeyboardInterrupt, click.Abort):
+        _complain("stopped")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _complain(message: str) -> None:
+    for line in message.splitlines():
+        click.echo(line if line.startswith(" ") else f"dslaunch: {line}", err=True)
+
+
+class _Verbs(click.Group):
+    """The verbs in the order of the flow, and overrides completed in place of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            formatter.write_dl(
+                [
+                    ("dslaunch plan recipe=vla70b cluster=64xA100", "what fits, and how fast"),
+                    ("dslaunch render recipe=vla70b cluster=64xA100 -o out", "the files, for review"),
+                    ("dslaunch launch out", "exactly what was reviewed"),
+                    ("dslaunch recipe=vla_tiny cluster=local", "all of it, on this machine"),
+                ]
+            )
+
+
+@click.group(cls=_Verbs, context_settings=_SETTINGS)
+@click.version_option(__version__, prog_name="dslaunch")
+def main() -> None:
+    """Plan, check, render and launch DeepSpeed and Megatron training.
+
+    dslaunch [VERB] recipe=NAME cluster=64xA100 [KEY=VALUE ...] [OPTIONS] [-- SCRIPT ARGUMENTS]
+
+    Without a verb, `launch` is meant. Options and overrides stand in any order.
+    """
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """recipe=, cluster=, and the other groups' choices, from file names alone."""
+    key, separator, start = incomplete.partition("=")
+    if not separator:
+        return [f"{k}=" for k in ("recipe", *_groups()) if k.startswith(incomplete)]
+    folders = data_dirs("recipes") if key == "recipe" else [d / key for d in data_dirs("conf")]
+    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    return [f"{key}={name}" for name in names if name.startswith(start)]
+
+
+def _groups() -> list[str]:
+    return sorted(
+        {child.name for folder in data_dirs("conf") for child in folder.iterdir() if child.is_dir()}
+    )
+
+
+def _words(function: Verb) -> Verb:
+    return click.argument("words", nargs=-1, shell_complete=_complete)(function)
+
+
+def _site(function: Verb) -> Verb:
+    return click.option(
+        "--config-dir", type=click.Path(path_type=Path),
+        help="A site's folder with its own conf/, recipes/ and templates/.",
+    )(function)  # fmt: skip
+
+
+def _accept(function: Verb) -> Verb:
+    return click.option(
+        "--accept", multiple=True, metavar="RULE", help="Waive a finding; recorded in the plan."
+    )(function)
+
+
+def _json(function: Verb) -> Verb:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+@main.command(help=VERBS["plan"])
+@_words
+@_site
+@_accept
+@_json
+@click.pass_obj
+def plan(
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], as_json: bool
+) -> int:
+    config, the_plan, prediction = planned(Request(words, config_dir, accept, obj.script_arguments))
+    if as_json:
+        from dslaunch.planfile import joined, to_json
+
+        click.echo(to_json(joined(the_plan, prediction)), nl=False)
+    else:
+        from dslaunch.review.page import show
+
+        show(config, the_plan, prediction)
+    return 3 if refusing(prediction.findings, accept) else 0
+
+
+@main.command(help=VERBS["render"])
+@_words
+@_site
+@_accept
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@click.pass_obj
+def render(
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], output: Path
+) -> int:
+    _, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments))
+    from dslaunch.run.rendering import write_rendering
+
+    write_rendering(output, files)
+    click.echo(f"{output}: {len(files)} files for {the_plan.name}, engine {the_plan.engine.name}")
+    for name in sorted(files):
+        click.echo(f"  {name}")
+    return 0
+
+
+@main.command(help=VERBS["launch"])
+@_words
+@_site
+@_accept
+@click.option("--dry-run", is_flag=True, help="Print the steps and the files; write and launch nothing.")
+@click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a large launch.")
+@click.pass_obj
+def launch(
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...],
+    dry_run: bool, wait: bool, yes: bool,
+) -> int:  # fmt: skip
+    from dslaunch.launch import launch as start
+    from dslaunch.launch import launch_folder
+
+    ask = None if yes or not sys.stdin.isatty() else (lambda question: click.confirm(question))
+    folders = [word for word in words if "=" not in word]
+    if folders:
+        overrides = _folder_overrides(words, folders)
+        return launch_folder(
+            Path(folders[0]), Path(overrides.get("run.root", "runs")), launcher=overrides.get("launcher", ""),
+            wait=wait, dry_run=dry_run, echo=click.echo, confirm=ask,
+        )  # fmt: skip
+    config, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments))
+    if dry_run:
+        _show_files(files)
+    return start(
+        the_plan, files, Path(config.run.root), wait=wait, dry_run=dry_run, echo=click.echo, confirm=ask
+    )
+
+
+@main.command(help=VERBS["check"])
+@_words
+@_site
+@_accept
+@_json
+@click.option("--fail-on", default="error", show_default=True, help="Exit with 6 at this severity or above.")
+@click.option("--world-size", type=click.IntRange(1), help="Ranks in all, for files written elsewhere.")
+@click.option("--tp", type=click.IntRange(1), help="Tensor-parallel size of the program.")
+@click.option("--pp", type=click.IntRange(1), help="Pipeline stages of the program.")
+@click.option("--deepspeed-version", default="", help="Version of DeepSpeed that reads the files.")
+@click.pass_obj
+def check(
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], as_json: bool,
+    fail_on: str, **topology: Any,
+) -> int:  # fmt: skip
+    from dslaunch.rules.checking import fails, waive
+    from dslaunch.rules.output import format_json, format_text
+
+    paths = [Path(word) for word in words if "=" not in word]
+    if paths:
+        findings = _check_paths(paths, topology)
+    else:
+        findings = judged(Request(words, config_dir, accept, obj.script_arguments))
+    standing, _ = waive(findings, accept)
+    click.echo(format_json(standing) if as_json else format_text(standing), nl=False)
+    return 6 if fails(standing, fail_on) else 0
+
+
+@main.command(help=VERBS["explain"])
+@_words
+def explain(words: tuple[str, ...]) -> int:
+    from dslaunch.rules.output import page
+    from dslaunch.rules.registry import rules
+
+    if not words:
+        for rule in sorted(rules().values(), key=lambda r: r.id):
+            click.echo(f"{rule.id:24} {rule.severity:10} {rule.summary}")
+        return 0
+    click.echo("\n".join(page(word) for word in words), nl=False)
+    return 0
+
+
+@main.command(help=VERBS["recipes"])
+@_site
+def recipes(config_dir: Path | None) -> int:
+    from dslaunch.review.lists import recipe_rows
+
+    return _rows(recipe_rows(config_dir))
+
+
+@main.command(help=VERBS["models"])
+@_site
+def models(config_dir: Path | None) -> int:
+    from dslaunch.review.lists import model_rows
+
+    return _rows(model_rows(config_dir))
+
+
+@main.command(help=VERBS["clusters"])
+@_site
+def clusters(config_dir: Path | None) -> int:
+    from dslaunch.review.lists import cluster_rows
+
+    return _rows(cluster_rows(config_dir))
+
+
+@main.command(help=VERBS["schema"])
+@_words
+def schema(words: tuple[str, ...]) -> int:
+    from dslaunch.review.lists import schema_rows
+
+    for word in words or ("",):
+        _rows(schema_rows(word))
+    return 0
+
+
+@main.command(help=VERBS["completion"])
+@click.argument("words", nargs=-1, metavar="bash|zsh|fish")
+def completion(words: tuple[str, ...]) -> int:
+    from click.shell_completion import get_completion_class
+
+    shell = words[0] if words else ""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise ConfigError(f"completion: shell is '{shell}'. Allowed: bash, zsh, fish.")
+    click.echo(kind(main, {}, "dslaunch", "_DSLAUNCH_COMPLETE").source())
+    return 0
+
+
+def _check_paths(paths: Sequence[Path], topology: dict[str, Any]) -> tuple[Finding, ...]:
+    from dslaunch.rules.checking import check_paths
+    from dslaunch.rules.settings import Settings
+
+    given = {key: value for key, value in topology.items() if value}
+    files = [f for p in paths for f in (sorted(p.iterdir()) if p.is_dir() else [p])]
+    return check_paths(files, Settings(**given))
+
+
+def _folder_overrides(words: Sequence[str], folders: Sequence[str]) -> dict[str, str]:
+    """What may still be said when a reviewed folder is launched: who starts it, and where runs are kept."""
+    if len(folders) > 1:
+        raise ConfigError(f"launch takes one folder, found {', '.join(folders)}.")
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    for key in given:
+        if key not in ("launcher", "run.root"):
+            raise ConfigError(
+                f"{key}: a reviewed folder is launched as it is; only launcher= and run.root= can be given. "
+                "To change the plan, render again."
+            )
+    if given.get("launcher", "auto") not in _launchers():
+        raise ConfigError(f"launcher={given['launcher']}. Allowed: {', '.join(_launchers())}.")
+    return given
+
+
+def _launchers() -> tuple[str, ...]:
+    from dslaunch.launch import LAUNCHERS
+
+    return LAUNCHERS
+
+
+def _show_files(files: dict[str, str]) -> None:
+    for name, text in sorted(files.items()):
+        click.echo(f"==> {name}\n{text}", nl=not text.endswith("\n"))
+
+
+def _rows(rows: Sequence[tuple[str, ...]]) -> int:
+    """Columns, aligned; the last one as it is."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.echo("  ".join([*cells, row[-1]]).rstrip())
+    return 0

@@ -1,0 +1,103 @@
+"""compose -> validate -> plan -> render -> check: the steps that every verb takes, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dslaunch.errors import ConfigError, PlanError
+from dslaunch.paths import data_dirs
+
+if TYPE_CHECKING:
+    from dslaunch.planfile import Finding, Plan, Prediction
+    from dslaunch.schema.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed, of the part that decides a plan."""
+
+    overrides: tuple[str, ...]
+    """KEY=VALUE words, recipe= among them."""
+    site: Path | None
+    accepted: tuple[str, ...]
+    script_arguments: tuple[str, ...]
+    """What follows --."""
+
+
+def configured(request: Request) -> RunConfig:
+    """compose and validate."""
+    from dslaunch.compose import compose
+    from dslaunch.schema.validate import validate
+
+    recipes = [word.removeprefix("recipe=") for word in request.overrides if word.startswith("recipe=")]
+    if len(recipes) != 1:
+        found = f"is given {len(recipes)} times" if recipes else "is missing"
+        raise ConfigError(
+            f"recipe= {found}. Give one, such as recipe=vla_tiny; `dslaunch recipes` lists them."
+        )
+    if request.site is not None and not request.site.is_dir():
+        raise ConfigError(f"--config-dir {request.site}: no such folder.")
+    overrides = [word for word in request.overrides if not word.startswith("recipe=")]
+    composed = compose(recipes[0], overrides, request.site)
+    given = {"script_args": list(request.script_arguments)} if request.script_arguments else {}
+    config = validate({**composed.tree, **given}, composed.locate)
+    if request.script_arguments and not (config.script or config.module):
+        raise ConfigError("arguments follow --, but no script is named: script=train.py -- ARGS")
+    return config
+
+
+def planned(request: Request) -> tuple[RunConfig, Plan, Prediction]:
+    """... and plan."""
+    from dslaunch.plan.planner import plan
+    from dslaunch.rules.registry import rule_named
+
+    for name in request.accepted:
+        rule_named(name)
+    config = configured(request)
+    return config, *plan(config, accepted=request.accepted)
+
+
+def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str]]:
+    """... and render and check; nothing that is refused leaves here.
+
+    Raises:
+        PlanError: the plan does not fit.
+        ConfigError: a rule finds an error in the rendered files.
+    """
+    from dslaunch.rules.checking import fails, waive
+    from dslaunch.rules.output import format_text
+
+    config, plan, prediction = planned(request)
+    if stopping := refusing(prediction.findings, request.accepted):
+        raise PlanError("\n".join(f"{f.rule}: {f.message}; {f.fix}" for f in stopping))
+    files, findings = _files(request, config, plan, prediction)
+    standing, _ = waive(findings, request.accepted)
+    if fails(standing, "error"):
+        raise ConfigError(format_text(standing))
+    return config, plan, files
+
+
+def judged(request: Request) -> tuple[Finding, ...]:
+    """Every finding on the plan and, where it can be rendered, on its files."""
+    config, plan, prediction = planned(request)
+    return prediction.findings + _files(request, config, plan, prediction)[1]
+
+
+def refusing(findings: Sequence[Finding], accepted: Sequence[str]) -> list[Finding]:
+    """Findings of the plan's own that stop it, unless the user accepts them."""
+    from dslaunch.plan.findings import REFUSING
+
+    return [f for f in findings if f.rule in REFUSING and f.severity == "error" and f.rule not in accepted]
+
+
+def _files(
+    request: Request, config: RunConfig, plan: Plan, prediction: Prediction
+) -> tuple[dict[str, str], tuple[Finding, ...]]:
+    from dslaunch.render import render
+    from dslaunch.rules.checking import check_rendered
+
+    files = render(plan, prediction, config, data_dirs("templates", request.site))
+    return files, check_rendered(plan, files)

@@ -1,0 +1,84 @@
+"""The environment of every rank: what the user sets, and the little that an engine needs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+from dslaunch.render.timeouts import whole_minutes
+from dslaunch.schema.config import RunConfig
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# deepspeed/launcher/multinode_runner.py:add_export, 0.19.8: a value is stripped, and put in double quotes where
+# it holds an unusual character; pdsh then replaces %-sequences, and a remote shell reads the line.
+_CARRIED = re.compile(r"(?! )[A-Za-z0-9_@+=:,./ -]*(?<! )")
+_DEEPSPEED_ENGINES = frozenset({"deepspeed", "native"})
+_BLACKWELL = re.compile(r"(GB|B)\d")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One line of env.sh."""
+
+    name: str
+    value: str
+    reason: str = ""
+    """Why dslaunch sets it; empty where the user does."""
+
+
+def variables(plan: Plan, config: RunConfig) -> tuple[Variable, ...]:
+    """Sorted by name; what the user sets wins.
+
+    Raises:
+        ConfigError: a name that no shell takes, or a value with a NUL.
+    """
+    for name, value in config.env.items():
+        _check_name(f"env.{name}", name)
+        if "\0" in value:
+            raise ConfigError(f"env.{name}: holds a NUL character, which no environment carries. Take it out")
+    needed = {each.name: each for each in _needed(plan, config)}
+    given = {name: Variable(name, value) for name, value in config.env.items()}
+    return tuple(sorted((needed | given).values(), key=lambda each: each.name))
+
+
+def passed_names(plan: Plan) -> tuple[str, ...]:
+    """Names handed over from the launching shell, sorted; raises ConfigError for one that no shell takes."""
+    for name in plan.launcher.pass_env:
+        _check_name("launcher.pass_env", name)
+    return tuple(sorted(set(plan.launcher.pass_env)))
+
+
+def carried(all_variables: tuple[Variable, ...]) -> tuple[Variable, ...]:
+    """Those that DeepSpeed's runner can carry to other hosts unchanged, for the interpreter's own start there.
+
+    env.sh sets every variable again on each rank, so the others are missing only until then.
+    """
+    return tuple(each for each in all_variables if _CARRIED.fullmatch(each.value))
+
+
+def _check_name(key: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{key}: {name!r} is no name of an environment variable: letters, digits and _, no digit first"
+        )
+
+
+def _needed(plan: Plan, config: RunConfig) -> list[Variable]:
+    cores = max(1, config.cluster.node.cpu_cores // plan.cluster.gpus_per_node)
+    found = [Variable("OMP_NUM_THREADS", str(cores), "the node's cores, shared out among its ranks")]
+    if plan.cluster.accelerator == "cpu":
+        found.append(Variable("DS_ACCELERATOR", "cpu", "DeepSpeed looks no further for a device"))
+    if plan.engine.name in _DEEPSPEED_ENGINES:
+        minutes = str(whole_minutes(plan.launcher.timeout_minutes))
+        found.append(Variable("DEEPSPEED_TIMEOUT", minutes, "launcher.timeout_minutes: limit of a collective"))
+    if plan.engine.name == "megatron" and _one_connection(plan):
+        reason = "Megatron stops without it where tp or cp is above 1, before Blackwell"
+        found.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", reason))
+    return found
+
+
+def _one_connection(plan: Plan) -> bool:
+    split = any(component.tp > 1 or component.cp > 1 for component in plan.components.values())
+    return split and not _BLACKWELL.match(plan.cluster.gpu)

@@ -1,0 +1,151 @@
+"""What sbatch and srun are told: the options of job.sbatch.
+
+GPUs are asked for with --gres=gpu:N, which every GPU cluster's select plugin takes; every task of a node sees
+all of its GPUs, and LOCAL_RANK picks one, as under torchrun. srun gets --cpus-per-task again, for since SLURM
+22.05 it does not inherit it from sbatch, and --mpi=none, since ranks find one another over MASTER_ADDR.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+from dslaunch.render.program import RUN_DIR
+from dslaunch.schema.config import RunConfig
+from dslaunch.schema.launch import Container
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]&|*()-]*")
+WORK_DIR = '"$DSLAUNCH_WORK_DIR"'
+
+
+@dataclass(frozen=True)
+class SlurmContext:
+    """The part of the context that job.sbatch places."""
+
+    directives: tuple[str, ...]
+    """Options of sbatch, each ready to stand after `#SBATCH `."""
+    srun: tuple[str, ...]
+    """Options of srun, each a shell word."""
+    wrapper: tuple[str, ...]
+    """Words before `bash rank.sh`: the container's command, where srun has no option for it."""
+    work_dir: str
+    """Folder in the container to work in, as a shell word; empty where it is the folder of the submission."""
+    modules: tuple[str, ...]
+    setup: tuple[str, ...]
+    """Shell lines as the user wrote them."""
+    container: bool
+
+
+def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
+    """Raises ConfigError for an option that would break its line."""
+    slurm, container = config.launcher.slurm, config.launcher.container
+    if container.kind != "none" and not container.image:
+        raise ConfigError(
+            f"launcher.container.image is empty, but launcher.container.kind is {container.kind}. "
+            "Name an image, or set kind=none"
+        )
+    for line in slurm.setup:
+        _one_line("launcher.slurm.setup", line)
+    return SlurmContext(
+        directives=(*_directives(plan, config), *map(_extra_directive, slurm.sbatch_extra)),
+        srun=(*_srun(plan, config), *_pyxis(container)),
+        wrapper=_apptainer(container, plan.cluster.accelerator),
+        work_dir=shlex.quote(container.workdir) if container.kind != "none" and container.workdir else "",
+        modules=tuple(_one_line("launcher.slurm.modules", name) for name in slurm.modules),
+        setup=slurm.setup,
+        container=container.kind != "none",
+    )
+
+
+def _cpus(plan: Plan, config: RunConfig) -> int:
+    shared_out = max(1, config.cluster.node.cpu_cores // plan.cluster.gpus_per_node)
+    return config.launcher.slurm.cpus_per_task or shared_out
+
+
+def _directives(plan: Plan, config: RunConfig) -> list[str]:
+    """Sorted by what they are about: the job, its shape, its queue. Empty settings are left to the site."""
+    slurm, cluster = config.launcher.slurm, plan.cluster
+    found = [
+        f"--job-name={plan.name}",
+        "--output=slurm-%j.out",
+        f"--nodes={cluster.nodes}",
+        f"--ntasks-per-node={cluster.gpus_per_node}",
+        f"--cpus-per-task={_cpus(plan, config)}",
+    ]
+    if cluster.accelerator == "cuda":
+        found.append(f"--gres=gpu:{cluster.gpus_per_node}")
+    if slurm.exclusive:
+        found.append("--exclusive")
+    names = ("partition", "account", "time", "qos", "constraint", "exclude", "reservation", "switches", "comment", "mem")
+    values = {name: getattr(slurm, name) for name in names}
+    found += [f"--{name}={_directive_value(name, value)}" for name, value in values.items() if value]
+    if slurm.time and slurm.signal_before_s:
+        found.append(f"--signal=TERM@{slurm.signal_before_s}")
+    return found
+
+
+def _directive_value(name: str, value: str) -> str:
+    """As sbatch reads it: words with a blank or a special character in double quotes."""
+    key = f"launcher.slurm.{name}"
+    _one_line(key, value)
+    if _PLAIN.fullmatch(value):
+        return value
+    if '"' in value or "\\" in value:
+        raise ConfigError(f"{key} is {value!r}: a quote or backslash does not survive on a #SBATCH line. Take it out")
+    return f'"{value}"'
+
+
+def _extra_directive(line: str) -> str:
+    key = "launcher.slurm.sbatch_extra"
+    if not line.startswith("-"):
+        raise ConfigError(f"{key}: {line!r} is no option. Write each as sbatch takes it, such as --mail-type=END")
+    return _one_line(key, line)
+
+
+def _one_line(key: str, text: str) -> str:
+    if not text.strip() or "\n" in text or "\r" in text:
+        raise ConfigError(f"{key}: {text!r} is not one line of text. Give each line as an item of its own")
+    return text
+
+
+def _srun(plan: Plan, config: RunConfig) -> list[str]:
+    cluster = plan.cluster
+    return [
+        f"--nodes={cluster.nodes}",
+        f"--ntasks={plan.world_size}",
+        f"--ntasks-per-node={cluster.gpus_per_node}",
+        f"--cpus-per-task={_cpus(plan, config)}",
+        "--kill-on-bad-exit=1",
+        "--mpi=none",
+        "--export=ALL",
+    ]
+
+
+def _pyxis(container: Container) -> list[str]:
+    """Options of NVIDIA's pyxis plugin; the run folder, and the folder of the submission, are mounted in place."""
+    if container.kind != "pyxis":
+        return []
+    own = f"{RUN_DIR}:{RUN_DIR}" + ("" if container.workdir else f",{WORK_DIR}:{WORK_DIR}")
+    mounts = "".join("," + shlex.quote(_mount(mount)) for mount in container.mounts)
+    workdir = [f"--container-workdir={shlex.quote(container.workdir)}"] if container.workdir else []
+    return [f"--container-image={shlex.quote(container.image)}", f"--container-mounts={own}{mounts}", *workdir]
+
+
+def _apptainer(container: Container, accelerator: str) -> tuple[str, ...]:
+    if container.kind != "apptainer":
+        return ()
+    binds = [f"{RUN_DIR}:{RUN_DIR}", *([] if container.workdir else [f"{WORK_DIR}:{WORK_DIR}"])]
+    binds += [shlex.quote(_mount(mount)) for mount in container.mounts]
+    gpus = ["--nv"] if accelerator == "cuda" else []
+    workdir = ["--pwd", shlex.quote(container.workdir)] if container.workdir else []
+    options = [word for bind in binds for word in ("--bind", bind)]
+    return ("apptainer", "exec", *gpus, *options, *workdir, shlex.quote(container.image))
+
+
+def _mount(mount: str) -> str:
+    if ":" not in mount or "," in mount:
+        raise ConfigError(f"launcher.container.mounts: {mount!r} is not one HOST:CONTAINER pair. Write such as /data:/data")
+    return _one_line("launcher.container.mounts", mount)

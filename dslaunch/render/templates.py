@@ -1,0 +1,107 @@
+"""Jinja templates: a site's first, then the package's. A template places values; what it wrote is read again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import to_json
+
+
+class Templates:
+    """The templates found in a list of folders, the first folder first."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader([str(folder) for folder in folders]),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            comment_start_string="{##",  # `{#` is in every shell script that counts an array: ${#list[@]}
+            comment_end_string="##}",
+            autoescape=False,
+        )
+        self._environment.filters["sh"] = lambda value: shlex.quote(str(value))
+        self._environment.filters["json"] = lambda value: to_json(value).removesuffix("\n")
+
+    def render(self, name: str, variables: Mapping[str, Any]) -> str:
+        """The text of template `name`.
+
+        Raises:
+            ConfigError: no such template, or a mistake in it, with file and line.
+        """
+        try:
+            return self._environment.get_template(name).render(variables)
+        except jinja2.TemplateNotFound as error:
+            raise ConfigError(
+                f"{error.name}: no such template in {', '.join(map(str, self._folders))}. "
+                "Put it into templates/ of the site folder, or reinstall dslaunch"
+            ) from error
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"{error.filename or self.path(name)}:{error.lineno}: {error.message}. Correct the template") from error
+        except Exception as error:  # a template is a program of the user's, and can raise anything
+            raise ConfigError(f"{self._where(name, error)}: {error}. {_HINT}") from error
+
+    def path(self, name: str) -> Path:
+        """The file that template `name` is read from."""
+        return next(path for folder in self._folders if (path := folder / name).is_file())
+
+    def _where(self, name: str, error: Exception) -> str:
+        """FILE:LINE of the innermost frame that stands in a template; Jinja writes such frames."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if any(Path(f.filename).is_relative_to(folder) for folder in self._folders)]
+        return f"{own[-1].filename}:{own[-1].lineno}" if own else str(self.path(name))
+
+
+_HINT = "A template sees the fields of dslaunch.context/1 (dslaunch/render/context.py) and the filters json and sh"
+
+
+def require_json(path: Path, text: str, expected: Any) -> None:
+    """Raise ConfigError where `text` is not JSON, or not `expected`: the first key that differs is named."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: what it renders is not JSON: {error}. Write values with the filter json") from error
+    if difference := first_difference(json.loads(json.dumps(expected)), found):
+        raise ConfigError(
+            f"{path}: {difference}. A template places what was planned; add or change keys with engine.extra.KEY=VALUE"
+        )
+
+
+def require_lines(path: Path, text: str, expected: Sequence[Sequence[str]], comments: bool = True) -> None:
+    """Raise ConfigError where the lines of `text`, split as the shell splits them, are not `expected`."""
+    rows = [(number, shlex.split(line, comments=comments)) for number, line in enumerate(text.splitlines(), 1)]
+    found = [(number, words) for number, words in rows if words]
+    wanted = [list(words) for words in expected]
+    for (number, words), want in zip(found, wanted, strict=False):
+        if words != want:
+            raise ConfigError(f"{path}: line {number} of what it renders is {words}, planned is {want}. {_PLACE}")
+    if len(found) != len(wanted):
+        raise ConfigError(f"{path}: it renders {len(found)} lines, planned are {len(wanted)}. {_PLACE}")
+
+
+_PLACE = "A template places what was planned; change the plan instead"
+
+
+def first_difference(expected: Any, found: Any, key: str = "") -> str:
+    """The first key (sorted) at which `found` differs, in words; empty where nothing does."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for name in sorted(expected.keys() | found.keys()):
+            inner = f"{key}.{name}" if key else name
+            if name not in found or name not in expected:
+                return f"key {inner} is {'missing' if name in expected else 'not planned'}"
+            if difference := first_difference(expected[name], found[name], inner):
+                return difference
+        return ""
+    if expected == found and type(expected) is type(found):
+        return ""
+    return f"key {key or '(the whole)'} is {json.dumps(found)}, planned is {json.dumps(expected)}"

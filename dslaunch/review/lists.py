@@ -1,0 +1,140 @@
+"""What there is: recipes, models, clusters, and the keys of the schema. One line each."""
+
+from __future__ import annotations
+
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from dslaunch.compose import names
+from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.model.params import params
+from dslaunch.paths import data_dirs
+from dslaunch.schema.cluster import Gpu
+from dslaunch.schema.model import Model
+from dslaunch.schema.strategy import Strategy
+from dslaunch.schema.validate import keys_of, models_at
+
+
+def recipe_rows(site: Path | None) -> list[tuple[str, ...]]:
+    """(name, what it is)."""
+    return [
+        (name, str(_load(data_dirs("recipes", site), name).get("about", "")))
+        for name in names("recipes", site)
+    ]
+
+
+def model_rows(site: Path | None) -> list[tuple[str, ...]]:
+    """(name, parameters, components, source)."""
+    rows: list[tuple[str, ...]] = []
+    for name in names("model", site):
+        model = Model.model_validate(_load(_folders("model", site), name))
+        total = sum(params(component) for component in model.components.values())
+        rows.append((name, f"{total / 1e9:.3g}B", ", ".join(model.components), _first(model.source)))
+    return rows
+
+
+def cluster_rows(site: Path | None) -> list[tuple[str, ...]]:
+    """(name, GPU, memory, GPUs a node); sizes go before the name: 64xA100."""
+    rows: list[tuple[str, ...]] = []
+    for name in names("cluster", site):
+        tree = _load(_folders("cluster", site), name)
+        if "gpu" not in tree:
+            aliased = next((d for d in tree.get("defaults", []) if d != "_self_"), "?")
+            rows.append((name, f"= {aliased}", "", ""))
+            continue
+        try:
+            gpu = TypeAdapter(Gpu).validate_python(tree["gpu"])
+        except ValidationError:
+            rows.append((name, "not valid: see `dslaunch plan`", "", ""))
+            continue
+        rows.append((name, gpu.name, f"{gpu.memory_gib:g} GiB", f"{tree['node']['gpus']} a node"))
+    return rows
+
+
+def schema_rows(dotted: str) -> list[tuple[str, ...]]:
+    """(key, type, default, meaning) of each key of the section `dotted`, or of the one key."""
+    typed = tuple(dotted.split(".")) if dotted else ()
+    path = _real_path(typed)
+    sections = models_at(path)
+    if sections:
+        rows: list[tuple[str, ...]] = []
+        for section in sections:
+            if len(sections) > 1:
+                rows.append((f"# {_first(section.__doc__ or '')}", "", "", ""))
+            rows += [_row(".".join([*typed, key]), field) for key, field in keys_of(section).items()]
+        return rows
+    owners = models_at(path[:-1])
+    found = [_row(dotted, keys_of(owner)[path[-1]]) for owner in owners if path[-1] in keys_of(owner)]
+    if not found:
+        known = [".".join([*typed[:-1], key]) for owner in owners for key in keys_of(owner)]
+        raise ConfigError(f"schema: no key '{dotted}'. There are {listed(known)}.{nearest(dotted, known)}")
+    return found
+
+
+def _real_path(typed: tuple[str, ...]) -> tuple[str, ...]:
+    """`strategy.llm` is typed, `strategy.components.llm` is meant."""
+    if len(typed) > 1 and typed[0] == "strategy" and typed[1] not in Strategy.model_fields:
+        return (typed[0], "components", *typed[1:])
+    return typed
+
+
+def _row(key: str, field: FieldInfo) -> tuple[str, ...]:
+    meaning = (field.description or "").replace("\n", " ")
+    return (key, _kind(field.annotation), _default(field), meaning)
+
+
+def _kind(annotation: Any) -> str:
+    """An annotation as a user would say it: `int`, `a | b`, `NAME: section`."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _kind(args[0])
+    if origin is typing.Literal:
+        return " | ".join(str(arg) for arg in args)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_kind(arg) for arg in args if arg is not type(None))
+    if origin is dict:
+        return f"{{NAME: {_kind(args[1])}}}"
+    if origin is tuple:
+        return f"[{', '.join(dict.fromkeys(_kind(arg) for arg in args if arg is not Ellipsis))}]"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return {"str": "text", "bool": "true | false"}.get(annotation.__name__, str(annotation.__name__))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None or value is PydanticUndefined or isinstance(value, BaseModel | dict) or value == ():
+        return ""
+    return (
+        str(list(value))
+        if isinstance(value, tuple)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
+
+
+def _load(folders: list[Path], name: str) -> dict[str, Any]:
+    file = next(f for folder in folders if (f := folder / f"{name}.yaml").is_file())
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not YAML: {error}") from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def _folders(group: str, site: Path | None) -> list[Path]:
+    return [folder / group for folder in data_dirs("conf", site)]
+
+
+def _first(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""

@@ -1,0 +1,137 @@
+"""`dslaunch plan` as a page: layout, batch, memory, time, candidates, findings."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dslaunch.hardware.topology import describe
+from dslaunch.planfile import Finding, Plan, Prediction
+from dslaunch.schema.config import RunConfig
+
+_PIPED_COLUMNS = 120
+_STYLES = {"error": "bold red", "hang": "bold red", "memory": "yellow", "wrong": "yellow", "slow": "yellow"}
+
+
+def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
+    """Print the page; plain and 120 columns wide where the output is no terminal."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
+    others = f" (or {', '.join(plan.engines[1:])})" if len(plan.engines) > 1 else ""
+    console.print(Text(f"{plan.recipe} on {describe(config.cluster)}", style="bold"))
+    console.print(f"engine {plan.engine.name} {plan.engine.version}{others}, {plan.training.precision}, "
+                  f"strategy {plan.strategy}", soft_wrap=True)  # fmt: skip
+    for table in (_layout(plan), _memory(plan, prediction)):
+        console.print()
+        console.print(table)
+    console.print(_peak(prediction), soft_wrap=True)
+    console.print()
+    console.print(_time(plan, prediction), soft_wrap=True)
+    _show_candidates(console, prediction)
+    _show_findings(console, prediction)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("component", "layout", "verdict") else "right")
+    return table
+
+
+def _layout(plan: Plan) -> Table:
+    table = _table("Layout: micro-batch x micro-batches x dp = global batch",
+                   "component", "parameters", "tp", "pp", "dp", "ZeRO", "ranks", "recompute", "batch")  # fmt: skip
+    for name, c in plan.components.items():
+        trains = "" if c.trainable else " frozen"
+        degrees = "".join(f" {k} {v}" for k, v in (("vpp", c.vpp), ("cp", c.cp), ("ep", c.ep)) if v > 1)
+        offload = "" if c.offload == "none" else f" +{c.offload}"
+        table.add_row(
+            name, f"{c.params:,}{trains}", str(c.tp), f"{c.pp}{degrees}", str(c.dp), f"{c.zero}{offload}",
+            f"{c.rank_offset}-{c.rank_offset + c.ranks - 1}", c.recompute,
+            f"{c.micro_batch} x {c.num_microbatches} x {c.dp} = {plan.global_batch}",
+        )  # fmt: skip
+    return table
+
+
+def _memory(plan: Plan, prediction: Prediction) -> Table:
+    terms = ("weights", "gradients", "optimizer", "activations", "boundary", "logits", "buffers", "total")
+    short = ("weights", "grads", "optim", "activ", "bound", "logits", "buffers", "total")
+    largest = max(stage.memory_gib.total for stages in prediction.components.values() for stage in stages)
+    unit, scale = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
+    where = "GPU" if plan.cluster.accelerator == "cuda" else "process"
+    table = _table(f"Memory, {unit} on one {where}", "component", "stage", "params", *short)
+    for name, stages in prediction.components.items():
+        for decided, predicted in zip(plan.components[name].stages, stages, strict=True):
+            row = vars(predicted.memory_gib)
+            scaled = [row[term] * scale for term in terms]
+            figures = [f"{figure:.1f}" if figure >= 0.05 else "." for figure in scaled]
+            table.add_row(name, str(decided.stage), _count(decided.params_on_rank), *figures)
+    return table
+
+
+def _peak(prediction: Prediction) -> str:
+    parts: dict[str, float] = {}
+    for term, gib in prediction.worst.memory_gib.items():
+        owner = term.split("/")[0]
+        parts[owner] = parts.get(owner, 0.0) + gib
+    shown = " + ".join(f"{owner} {gib:.1f}" for owner, gib in parts.items())
+    host = f"; host {prediction.host_memory_gib:.0f} of {prediction.host_limit_gib:.0f} GiB a node"
+    return (
+        f"fullest GPU: rank {prediction.worst.rank}: {shown} = {prediction.peak_memory_gib:.1f} of "
+        f"{prediction.memory_limit_gib:.1f} GiB (the GPU has {prediction.gpu_memory_gib:g}){host}"
+    )
+
+
+def _time(plan: Plan, prediction: Prediction) -> str:
+    return (
+        f"step {_seconds(prediction.step_time_s)}, {prediction.tokens_per_s:,.0f} tokens/s, "
+        f"{prediction.samples_per_s:,.3g} samples/s, MFU {prediction.mfu:.1%}, HFU {prediction.hfu:.1%}, "
+        f"bubble {prediction.bubble:.1%}; {plan.training.steps:,} steps "
+        f"{_seconds(prediction.step_time_s * plan.training.steps)} ({prediction.band}; loading data not counted)"
+    )
+
+
+def _count(params: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if params >= size:
+            return f"{params / size:.3g}{unit}"
+    return str(params)
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _show_candidates(console: Console, prediction: Prediction) -> None:
+    if len(prediction.candidates) < 2:
+        return
+    table = _table("Candidates", "layout", "GiB", "step", "verdict")
+    for candidate in prediction.candidates:
+        known = candidate.step_time_s > 0
+        table.add_row(
+            candidate.layout, f"{candidate.peak_memory_gib:.1f}" if known else "",
+            _seconds(candidate.step_time_s) if known else "", candidate.verdict,
+        )  # fmt: skip
+    console.print()
+    console.print(table)
+
+
+def _show_findings(console: Console, prediction: Prediction) -> None:
+    for finding in prediction.findings:
+        console.print()
+        console.print(_finding(finding), soft_wrap=not console.is_terminal)
+
+
+def _finding(finding: Finding) -> Text:
+    text = Text()
+    text.append(finding.severity, style=_STYLES.get(finding.severity, "bold"))
+    text.append(f": {finding.message} [{finding.rule}]")
+    if finding.fix:
+        text.append(f"\n  fix: {finding.fix}")
+    return text

@@ -1,0 +1,70 @@
+"""`auto`, which Hugging Face fills in and DeepSpeed doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import Path, dotted
+from dslaunch.planfile import Plan
+from dslaunch.rules.keytable import Entry, entries
+from dslaunch.rules.registry import Hit, RaisedBy, Severity, hit, rule
+from dslaunch.rules.settings import Settings
+from dslaunch.rules.values import HF_FILLED, fits, is_placeholder
+
+_BATCH = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
+_FIX = "Write the value, or let Hugging Face Trainer or accelerate read this file."
+
+
+@rule(
+    "json.auto",
+    severity="error",
+    raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/config_utils.py DeepSpeedConfigModel.__init__ 0.19.8, run; "
+    "huggingface/transformers:src/transformers/integrations/deepspeed.py 5.24.0; deepspeedai/DeepSpeed#1270",
+)
+def auto(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """`auto` where nobody fills it in."""
+    for file in files.of("deepspeed_json"):
+        for path, entry in _autos(file):
+            if settings.huggingface and dotted(path) in HF_FILLED:
+                continue
+            severity, raised_by, effect = _effect(path, entry, settings)
+            message = f"'{dotted(path)}' is auto; {effect}."
+            yield hit(file, path, message, _FIX, severity=severity, raised_by=raised_by)
+
+
+def _autos(file: File) -> Iterator[tuple[Path, Entry | None]]:
+    """Each `auto` that is no value of DeepSpeed's own; the entry is None below where the key table ends.
+
+    Keys that aren't known, and those where the text `auto` itself is refused, are left to the key.* rules.
+    """
+    known = {entry.path: entry for entry in entries(file)}
+    for path, value in _leaves(file.value, ()):
+        entry = known.get(tuple(str(part) for part in path))
+        if value != "auto" or (entry is not None and (entry.key is None or entry.key.auto)):
+            continue
+        if entry is None or is_placeholder(entry) or (entry.key and fits(entry, entry.key) and not entry.key.choices):
+            yield path, entry
+
+
+def _leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def _effect(path: Path, entry: Entry | None, settings: Settings) -> tuple[Severity | None, RaisedBy | None, str]:
+    pydantic = entry is not None and entry.section.parser == "pydantic"
+    if settings.huggingface is None and (pydantic or dotted(path) in HF_FILLED):
+        return "info", "nobody", "only Hugging Face fills it in, and it isn't known whether it reads this file"
+    if dotted(path) in _BATCH:
+        return None, "DeepSpeedConfig", "DeepSpeed computes with the text and raises TypeError at start-up"
+    if pydantic:
+        return "wrong", "nobody", "nobody fills it in, and DeepSpeed takes its default without a word"
+    return None, None, "DeepSpeed takes the text as the value and fails when it is used"

@@ -1,0 +1,77 @@
+"""The files as such: can they be read, by whom, and does the run folder hold what was reviewed?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import START
+from dslaunch.planfile import Plan
+from dslaunch.rules.keytable import table
+from dslaunch.rules.registry import Hit, RaisedBy, hit, rule
+from dslaunch.rules.settings import Settings, release
+
+_PARSER = "deepspeedai/DeepSpeed:deepspeed/runtime/config.py (hjson), runtime/config_utils.py 0.19.8, run"
+
+@rule("file.syntax", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)
+def syntax(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A text that can't be read as the kind of file it is."""
+    yield from _problems(files, "file.syntax", "Correct the text here; nothing else in this file was checked.")
+
+
+@rule("file.duplicate-key", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)
+def duplicate_key(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A key that stands twice in one object."""
+    fix = "Keep one. DeepSpeed raises ValueError; Hugging Face takes the last one without a word."
+    yield from _problems(files, "file.duplicate-key", fix)
+
+
+@rule("file.unread", severity="info", raised_by="nobody", evidence="dslaunch's own")
+def unread(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A file of a kind that no rule reads, but for secrets."""
+    for file in files.of("other", "json"):
+        if not file.problems:
+            message = "the kind of this file isn't known: only secrets were looked for."
+            yield Hit(file.name, START, message, "Check the name; a DeepSpeed JSON may be called ds_config.json.")
+
+
+@rule("check.version", severity="info", raised_by="nobody", evidence="dslaunch's own")
+def version(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """The DeepSpeed version is outside the key table."""
+    first, last = table().versions[0], table().versions[-1]
+    asked = release(settings.deepspeed_version)
+    if files.of("deepspeed_json") and not release(first) <= asked <= release(last):
+        message = f"DeepSpeed {settings.deepspeed_version} is outside the key table ({first} to {last})."
+        yield Hit("deepspeed_version", None, message, "Take findings about keys as hints, or choose a version inside.")
+
+
+@rule("check.world-size", severity="info", raised_by="nobody", evidence="dslaunch's own")
+def world_size(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """The number of ranks isn't known, so batch arithmetic was checked in part only."""
+    for file in files.of("deepspeed_json"):
+        if plan is None and settings.world_size is None and isinstance(file.get("train_batch_size"), int):
+            message = "the number of ranks isn't known: whether train_batch_size fits them wasn't checked."
+            yield hit(file, ("train_batch_size",), message, "Give --world-size.")
+
+
+@rule("own.manifest", severity="error", raised_by="nobody", evidence="dslaunch's own: dslaunch.manifest/1")
+def manifest(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A file of the run folder isn't the one that the manifest was written for."""
+    by_name = {file.name: file for file in files.files}
+    for listed in files.of("manifest"):
+        folder = listed.name.rpartition("/")[0]
+        hashes = listed.get("files")
+        for name, digest in hashes.items() if isinstance(hashes, dict) else ():
+            file = by_name.get(f"{folder}/{name}" if folder else name)
+            if file is not None and hashlib.sha256(file.text.encode()).hexdigest() != digest:
+                message = f"{file.name} was changed after the manifest was written."
+                yield hit(listed, ("files", name), message, "Render again, or review the change with `dslaunch diff`.")
+
+
+def _problems(files: FileSet, rule_id: str, fix: str) -> Iterator[Hit]:
+    for file in files.files:
+        raised_by: RaisedBy = "DeepSpeedConfig" if file.kind == "deepspeed_json" else "nobody"
+        for problem in file.problems:
+            if problem.rule == rule_id:
+                yield Hit(file.name, problem.at, problem.message + ".", fix, raised_by=raised_by)

@@ -1,0 +1,215 @@
+"""What the key table says of each key in a DeepSpeed JSON: the key.* rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslaunch.errors import nearest
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import dotted
+from dslaunch.planfile import Plan
+from dslaunch.rules.keytable import Entry, Section, entries, table
+from dslaunch.rules.registry import Hit, hit, rule
+from dslaunch.rules.settings import Settings, release
+from dslaunch.rules.values import allowed, effect_of_type, expected, fits, in_range, is_placeholder, shown
+
+_CONFIG = "deepspeed/runtime/config.py"
+_NOTE_PREFIXES = ("_", "//", "#", "$")
+_MAX_HOMES = 3
+"""A key that stands in more sections than this, such as `enabled`, says nothing of where it belongs."""
+
+
+@rule(
+    "key.unknown",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    evidence=f"deepspeedai/DeepSpeed:{_CONFIG}, runtime/config_utils.py (extra='forbid') 0.19.8, run",
+)
+def unknown(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A key that the section doesn't have: refused at start-up, or silently ignored, as the section decides."""
+    for file, entry in _entries(files):
+        if entry.key is None and not _is_note(entry) and not _homes(entry):
+            guess = nearest(entry.path[-1], entry.section.keys)
+            yield _unread(file, entry, settings, f"{_where(entry)} has no key '{entry.path[-1]}'.{guess}")
+
+
+@rule(
+    "key.misplaced",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    evidence=f"deepspeedai/DeepSpeed:{_CONFIG} and the section's own module, 0.19.8, run",
+)
+def misplaced(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A key that belongs to another section: refused or silently ignored where it stands."""
+    for file, entry in _entries(files):
+        homes = _homes(entry)
+        if entry.key is None and not _is_note(entry) and homes:
+            places = " or ".join(home or "the top level" for home in homes)
+            message = f"'{entry.path[-1]}' belongs in {places}, not in {_where(entry)}."
+            yield _unread(file, entry, settings, message)
+
+
+@rule(
+    "key.removed",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    since="0.19.7",
+    evidence=f"deepspeedai/DeepSpeed:{_CONFIG} _reject_removed_config_keys 0.19.8, run; DeepSpeed#8489",
+)
+def removed(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A key of a feature that DeepSpeed has removed: its mere presence raises, `enabled: false` too."""
+    version = release(settings.deepspeed_version)
+    for file, entry in _entries(files):
+        key = entry.key
+        if key is not None and key.removed and release(key.removed) <= version:
+            name = dotted(entry.path)
+            moved = f"Use {key.moved_to} instead." if key.moved_to else f"Delete '{name}'."
+            message = f"'{name}' was removed in DeepSpeed {key.removed}, which raises DeepSpeedConfigError for it."
+            yield hit(file, entry.path, message, f"{moved} DeepSpeed {key.until} was the last to take it.")
+
+
+@rule(
+    "key.too-new",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    evidence="sdists of deepspeed 0.16.9 to 0.19.8 compared; deepspeedai/DeepSpeed#3827 for ZeRO++",
+)
+def too_new(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A key that the chosen DeepSpeed doesn't have yet."""
+    version = release(settings.deepspeed_version)
+    for file, entry in _entries(files):
+        key = entry.key
+        if key is not None and key.absent and version <= release(key.absent):
+            yield _unread(file, entry, settings, f"'{dotted(entry.path)}' came with DeepSpeed {key.since}.")
+
+
+@rule(
+    "key.type",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    evidence=f"deepspeedai/DeepSpeed:{_CONFIG} and the models of each section, 0.19.8, run",
+)
+def wrong_type(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A value of the wrong type: refused, or taken as it is and wrong later."""
+    for file, entry in _entries(files):
+        key = entry.key
+        if key is None or key.removed or is_placeholder(entry) or fits(entry, key):
+            continue
+        message = f"'{dotted(entry.path)}' is {shown(entry.value)}; DeepSpeed expects {expected(key)}"
+        severity, raised_by, effect = effect_of_type(entry, key)
+        yield hit(
+            file, entry.path, f"{message}, and {effect}.", f"Write {expected(key)}.",
+            severity=severity, raised_by=raised_by,
+        )  # fmt: skip
+
+
+@rule(
+    "key.range",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    evidence=f"deepspeedai/DeepSpeed:{_CONFIG} and the models of each section, 0.19.8, run",
+)
+def out_of_range(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A value outside its range, or none of the choices."""
+    version = release(settings.deepspeed_version)
+    for file, entry in _entries(files):
+        key = entry.key
+        if key is None or is_placeholder(entry) or not fits(entry, key) or in_range(key, entry.value):
+            continue
+        if key.range_since and version < release(key.range_since):
+            continue
+        message = f"'{dotted(entry.path)}' is {shown(entry.value)}; allowed is {allowed(key)}"
+        refused = entry.section.parser == "pydantic" or key.wrong == "rejected"
+        effect = "DeepSpeed refuses it at start-up" if refused else "DeepSpeed doesn't check it at start-up"
+        yield hit(
+            file, entry.path, f"{message}; {effect}.", f"Write {allowed(key)}.",
+            severity=None if refused else "wrong", raised_by=None if refused else "nobody",
+        )  # fmt: skip
+
+
+@rule(
+    "key.deprecated",
+    severity="deprecated",
+    raised_by="nobody",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/zero/config.py 0.19.8, run",
+)
+def deprecated(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A key, or a form of it, that DeepSpeed still takes with a warning."""
+    for file, entry in _entries(files):
+        key = entry.key
+        if key is not None and key.deprecated:
+            message = f"'{dotted(entry.path)}' is deprecated; DeepSpeed takes it with a warning."
+            yield hit(file, entry.path, message, f"Use {key.deprecated}.")
+        if entry.path == ("zero_optimization",) and isinstance(entry.value, bool):
+            message = "'zero_optimization' as a bool is deprecated: true is stage 1, false is stage 0."
+            yield hit(file, entry.path, message, 'Write {"stage": N}.')
+
+
+@rule(
+    "key.alias",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/config_utils.py, runtime/precision_config.py 0.19.8, run",
+)
+def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Two names of one setting in the same section."""
+    for file, entry in _entries(files):
+        twin = _twin(file, entry)
+        if twin is None:
+            continue
+        name = dotted(entry.path)
+        fix = f"Keep '{twin}' alone."
+        if entry.section.parser == "pydantic":
+            message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
+            yield hit(file, entry.path, message, fix)
+        else:
+            message = f"'{name}' is silently ignored, since '{twin}' stands beside it."
+            yield hit(file, entry.path, message, fix, severity="wrong", raised_by="nobody")
+
+
+def _entries(files: FileSet) -> Iterator[tuple[File, Entry]]:
+    for file in files.of("deepspeed_json"):
+        for entry in entries(file):
+            yield file, entry
+
+
+def _is_note(entry: Entry) -> bool:
+    """A remark that people put in as a key; it does no harm where unknown keys are ignored."""
+    name = entry.path[-1]
+    return entry.section.unknown == "ignored" and (name.startswith(_NOTE_PREFIXES) or "comment" in name.lower())
+
+
+def _homes(entry: Entry) -> list[str]:
+    homes = table().homes(entry.path[-1])
+    return homes if len(homes) <= _MAX_HOMES else []
+
+
+def _where(entry: Entry) -> str:
+    return f"'{dotted(entry.path[:-1])}'" if len(entry.path) > 1 else "the top level"
+
+
+def _unread(file: File, entry: Entry, settings: Settings, message: str) -> Hit:
+    """A hit on a key that the section doesn't read in this version."""
+    fix = "Correct the name, move the key, or delete it."
+    dropped = entry.value == "auto" and entry.section.parser == "pydantic"
+    if _rejects(entry.section, settings.deepspeed_version) and not dropped:
+        return hit(file, entry.path, f"{message} DeepSpeed refuses the file (ValidationError).", fix)
+    effect = "DeepSpeed ignores it without a word."
+    return hit(file, entry.path, f"{message} {effect}", fix, severity="wrong", raised_by="nobody")
+
+
+def _rejects(section: Section, version: str) -> bool:
+    recent = not section.rejects_since or release(section.rejects_since) <= release(version)
+    return section.unknown == "rejected" and recent
+
+
+def _twin(file: File, entry: Entry) -> str | None:
+    """The other name of this key that stands in the same object, if one does."""
+    key, siblings = entry.key, file.get(*entry.path[:-1])
+    if key is None:
+        return None
+    other = key.alias_of or (key.deprecated if key.exclusive else "")
+    for name in (other, entry.section.keys[other].alias_of if other in entry.section.keys else ""):
+        if name and name in siblings:
+            return name
+    return None

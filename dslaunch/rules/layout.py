@@ -1,0 +1,105 @@
+"""Ranks against GPUs, and hostfiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import START, Position
+from dslaunch.planfile import Plan
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+
+_EVIDENCE = "deepspeedai/DeepSpeed:deepspeed/launcher/runner.py _parse_hostfile 0.19.8, run"
+_GRID = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
+
+
+@rule("hostfile.empty", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
+def empty(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A hostfile without a host."""
+    for file in files.of("hostfile"):
+        if not file.value:
+            message = "the hostfile names no host; the deepspeed launcher raises ValueError."
+            yield Hit(file.name, START, message, "Add a line `HOST slots=GPUS` for each node.")
+
+
+@rule("hostfile.slots", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
+def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A line that isn't `HOST slots=N`, or a host without slots."""
+    for file in files.of("hostfile"):
+        for line in file.value:
+            if not line.host:
+                message = f"{line.text[:60]!r} isn't `HOST slots=N`; the deepspeed launcher raises ValueError."
+                yield Hit(file.name, Position(line.line, 1), message, "Write `HOST slots=GPUS`, no spaces around =.")
+            elif line.slots == 0:
+                message = f"{line.host} has slots=0: the launcher takes it and starts nothing there."
+                fix = "Delete the line, or give the number of GPUs."
+                yield Hit(file.name, Position(line.line, 1), message, fix, severity="wrong", raised_by="nobody")
+            elif line.rest and not line.rest.startswith("#"):
+                message = f"{line.rest[:60]!r} after slots={line.slots} is ignored by the deepspeed launcher."
+                fix = "Write one number of slots, and nothing after it."
+                yield Hit(file.name, Position(line.line, 1), message, fix, severity="wrong", raised_by="nobody")
+
+
+@rule("hostfile.duplicate", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
+def duplicate(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A host that stands twice."""
+    for file in files.of("hostfile"):
+        first: dict[str, int] = {}
+        for line in file.value:
+            if line.host in first:
+                message = f"{line.host} stands in line {first[line.host]} already; the deepspeed launcher raises ValueError."
+                yield Hit(file.name, Position(line.line, 1), message, "Keep one line for the host, with all its slots.")
+            elif line.host:
+                first[line.host] = line.line
+
+
+@rule(
+    "layout.ranks",
+    severity="error",
+    raised_by="nobody",
+    evidence="NVIDIA/Megatron-LM:megatron/core/parallel_state.py core_v0.16.1 (world size % model size); arithmetic",
+)
+def ranks(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """More ranks than GPUs, or a grid that doesn't tile the ranks."""
+    world = plan.world_size if plan else settings.world_size
+    if plan is not None:
+        yield from _planned(plan)
+    if world is not None:
+        for file in files.of("hostfile"):
+            yield from _hosts(file, world)
+        for file in files.of("megatron_args"):
+            yield from _grid(file, world)
+
+
+def _planned(plan: Plan) -> Iterator[Hit]:
+    gpus = plan.cluster.nodes * plan.cluster.gpus_per_node
+    if plan.world_size > gpus:
+        message = f"{plan.world_size} ranks on {plan.cluster.nodes} * {plan.cluster.gpus_per_node} = {gpus} GPUs."
+        yield Hit("cluster", None, message, "Use more GPUs, or a smaller layout.")
+    for name, part in plan.components.items():
+        last = part.rank_offset + part.ranks
+        if last > plan.world_size:
+            message = f"{name} ends at rank {last - 1}, but there are {plan.world_size} ranks."
+            yield Hit(f"strategy.{name}", None, message, "Lower tp, pp, cp or dp, or the rank offset.")
+
+
+def _hosts(file: File, world: int) -> Iterator[Hit]:
+    total = sum(line.slots for line in file.value)
+    if file.value and total < world:
+        message = f"the hostfile has {total} slots for {world} ranks."
+        yield Hit(file.name, START, message, f"Add hosts until there are {world} slots, or plan for {total} GPUs.")
+
+
+def _grid(file: File, world: int) -> Iterator[Hit]:
+    sizes = {name: file.value.value(name) or "1" for name in _GRID}
+    if not all(size.isdecimal() and len(size) < 7 and int(size) for size in sizes.values()):
+        return
+    product = 1
+    for size in sizes.values():
+        product *= int(size)
+    if world % product:
+        name = next(name for name in (*_GRID, "") if not name or file.value.value(name))
+        factors = " * ".join(sizes.values())
+        message = f"tp * pp * cp = {factors} = {product} doesn't divide {world} ranks; Megatron raises RuntimeError."
+        yield Hit(file.name, file.value.position(name), message, f"Choose sizes whose product divides {world}.")

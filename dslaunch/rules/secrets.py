@@ -1,0 +1,75 @@
+"""Secrets in files that are kept, copied and shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import Lines
+from dslaunch.files.shell import Assignment
+from dslaunch.planfile import Plan
+from dslaunch.rules.registry import Hit, hit, rule
+from dslaunch.rules.settings import Settings
+
+_WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CREDENTIALS"})
+_PAIRS = ("API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "AUTH_KEY")
+_POINTERS = frozenset({"PATH", "FILE", "DIR", "NAME", "ID", "LEN", "LENGTH", "COUNT", "SIZE"})
+"""A last word after which the value says where or how many, not what."""
+_KNOWN_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{20,}"
+    r"|AKIA[A-Z0-9]{16}|xox[bp]-[A-Za-z0-9-]{20,})\b"
+)
+_FIX = "Name the variable in launcher.pass_env, export it where you launch, and revoke what was written down."
+
+
+@rule(
+    "env.secret",
+    severity="wrong",
+    raised_by="nobody",
+    evidence="huggingface/diffusers#6916, NVIDIA-NeMo/Speech#14850; shapes of tokens as their issuers document them",
+)
+def secret(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A secret's value stands in a file."""
+    for file in files.files:
+        places = set()
+        for found in (*_assigned(file), *_in_json(file), *_shaped(file)):
+            if found.at not in places:
+                places.add(found.at)
+                yield found
+
+
+def _assigned(file: File) -> Iterator[Hit]:
+    if file.kind not in ("shell", "env"):
+        return
+    for assignment in file.value:
+        if _is_secret_name(assignment.name) and _is_secret_value(assignment):
+            message = f"{assignment.name} is set to a literal value; the file is kept with the run and shown in reviews."
+            yield Hit(file.name, assignment.at, message, _FIX)
+
+
+def _in_json(file: File) -> Iterator[Hit]:
+    if file.kind == "deepspeed_json" and file.get("comet", "api_key"):
+        message = "comet.api_key holds the key itself; the file is kept with the run and shown in reviews."
+        yield hit(file, ("comet", "api_key"), message, "Delete it, and pass COMET_API_KEY by name.")
+
+
+def _shaped(file: File) -> Iterator[Hit]:
+    lines = Lines(file.text)
+    for match in _KNOWN_SHAPES.finditer(file.text):
+        assigned = file.text[file.text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        name = re.search(r"([A-Za-z_]\w*)=[\"']?$", assigned)
+        at = lines.position(match.start() - len(name[0]) if name else match.start())
+        yield Hit(file.name, at, "this has the shape of an access token.", _FIX)
+
+
+def _is_secret_name(name: str) -> bool:
+    words = name.upper().split("_")
+    secret_word = not _WORDS.isdisjoint(words) or any(pair in name.upper() for pair in _PAIRS)
+    return secret_word and words[-1] not in _POINTERS
+
+
+def _is_secret_value(assignment: Assignment) -> bool:
+    value = assignment.value
+    plain = not value or value.isdecimal() or value.lower() in ("true", "false", "none") or value.startswith(("<", "/"))
+    return assignment.literal and not plain

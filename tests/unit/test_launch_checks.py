@@ -1,0 +1,65 @@
+"""Mistakes that are found before anything is written."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from dslaunch.errors import ConfigError
+from dslaunch.launch.checks import check
+from dslaunch.launch.request import LaunchRequest
+from dslaunch.planfile import FilesPlan, Plan
+from tests.launching import make_plan
+
+
+def _check(plan: Plan, folder: Path, launcher: str = "local") -> None:
+    (folder / "train.py").write_text("")
+    environ = {"PATH": "/usr/bin:/bin", "SET": ""}
+    check(LaunchRequest(plan, {}, folder / "run", folder, environ, wait=False), launcher)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (make_plan(script="missing.py"), "script: missing.py: there is no such file"),
+        (make_plan(script="."), "it is a folder"),
+        (make_plan(script=""), "script: empty"),
+        (make_plan(script="", engine="megatron"), "engine.path: empty"),
+        (make_plan(script="", engine="megatron", engine_path="x"), "there is no .*/x/pretrain_gpt.py"),
+        (make_plan(python="python9"), "launcher.python: python9 is no program"),
+        (make_plan(python="./train.py"), "launcher.python: ./train.py is no program"),
+        (make_plan(pass_env=("SET", "HF_TOKEN")), "launcher.pass_env: HF_TOKEN is not set"),
+        (make_plan(files=FilesPlan(data_path="./data")), "data.path: ./data does not exist"),
+        (make_plan(files=FilesPlan(weights="/no/weights")), "model.weights: /no/weights does not exist"),
+        (make_plan(files=FilesPlan(checkpoint_load="~/no/such/step-5")), "checkpoint.load: "),
+        (make_plan(nodes=2), "launcher.name=local: the plan has 2 nodes"),
+    ],
+)
+def test_mistakes(plan: Plan, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        _check(plan, tmp_path)
+    assert caught.value.status == 2
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"launcher.master_port: {port} cannot be used"):
+            _check(make_plan(master_port=port), tmp_path)
+    _check(make_plan(master_port=port), tmp_path)
+
+
+def test_what_is_right_passes(tmp_path: Path) -> None:
+    (tmp_path / "corpus.bin").write_text("")
+    files = FilesPlan(data_path="./corpus", tokenizer="org/tokenizer", weights="hub-name")
+    _check(make_plan(files=files, pass_env=("SET",)), tmp_path)
+
+
+def test_paths_of_another_machine_are_not_looked_for_here(tmp_path: Path) -> None:
+    files = FilesPlan(data_path="/cluster/data")
+    plan = make_plan(nodes=2, local=False, python="/cluster/python", files=files)
+    _check(plan, tmp_path, launcher="slurm")

@@ -1,0 +1,154 @@
+"""Supervision of real processes: output, exit status, and what is ended with the command, and what is not."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dslaunch.errors import LaunchError
+from dslaunch.run.processes import Process, identify, is_alive, send
+from dslaunch.run.supervise import Ended, supervise
+
+_LAUNCH = """
+import json, os, sys
+from pathlib import Path
+from dslaunch.run.supervise import supervise
+ended = supervise(["bash", "job.sh"], Path.cwd(), os.environ, Path("log"), sys.stdout.buffer,
+                  lambda process: Path("pid").write_text(str(process.pid)), grace_s=1.0)
+print(json.dumps([ended.status, ended.stopped_by, ended.left_over]))
+"""
+_TREE = """
+trap '' TERM
+sleep 1001 &
+setsid sleep 1002 &
+setsid bash -c 'trap "" TERM; sleep 1003 & echo $! > stubborn; wait; sleep 1004' &
+(setsid sleep 1005 & echo $! > orphan)
+echo $$ > ready
+wait
+sleep 1006
+"""
+
+
+def _run(folder: Path, script: str, out: io.BytesIO | None = None) -> Ended:
+    log, sink = folder / "log", out or io.BytesIO()
+    return supervise(["bash", "-c", script], folder, os.environ, log, sink, lambda _: None, grace_s=1.0)
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
+def test_the_exit_status_comes_back(script: str, status: int, tmp_path: Path) -> None:
+    assert _run(tmp_path, script) == Ended(status, "", 0, ())
+
+
+def test_a_command_that_does_not_exist_is_a_launch_error(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no-such-command: cannot be started"):
+        supervise(["no-such-command"], tmp_path, os.environ, tmp_path / "log", io.BytesIO(), lambda _: None)
+
+
+def test_output_arrives_byte_for_byte(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4096 + b"half a line\rprogress 1\rprogress 2"
+    (tmp_path / "data").write_bytes(data)
+    out = io.BytesIO()
+    _run(tmp_path, "cat data; printf error >&2", out)
+    assert out.getvalue() == data + b"error"
+    assert (tmp_path / "log").read_bytes() == data + b"error"
+
+
+def test_output_arrives_at_once(tmp_path: Path) -> None:
+    """The command goes on only when its unfinished line is in the log."""
+    ended = _run(tmp_path, "printf 'step 1\\r'; until grep -q 'step 1' log; do sleep 0.05; done; printf done")
+    assert ended.status == 0
+    assert (tmp_path / "log").read_bytes() == b"step 1\rdone"
+
+
+def test_a_closed_terminal_does_not_stop_the_job(tmp_path: Path) -> None:
+    closed = io.BytesIO()
+    closed.close()
+    assert _run(tmp_path, "for i in 1 2 3; do echo $i; sleep 0.05; done", closed).status == 0
+    assert (tmp_path / "log").read_bytes() == b"1\n2\n3\n"
+
+
+def test_what_the_command_leaves_is_ended(tmp_path: Path) -> None:
+    ended = _run(tmp_path, "setsid sleep 1000 & echo $! > left; exit 0")
+    assert (ended.status, ended.left_over) == (0, 1)
+    assert not Path(f"/proc/{(tmp_path / 'left').read_text().strip()}").exists()
+
+
+def test_helpers_that_end_by_themselves_are_not_left_over(tmp_path: Path) -> None:
+    ended = _run(tmp_path, "setsid bash -c 'sleep 0.5; echo end > ended' & exit 0")
+    assert ended.left_over == 0
+    assert (tmp_path / "ended").exists()
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes]:
+    (folder / "job.sh").write_text(_TREE)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCH], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    limit = time.monotonic() + 20
+    while not all((folder / name).exists() for name in ("ready", "stubborn", "orphan", "pid")):
+        assert time.monotonic() < limit
+        assert supervisor.poll() is None
+        time.sleep(0.05)
+    return supervisor
+
+
+def _descendants(pid: int) -> set[Process]:
+    listed = subprocess.check_output(["ps", "-eo", "pid=,ppid="], text=True)
+    rows = [row.split() for row in listed.splitlines()]
+    found, waiting = set(), [pid]
+    while waiting:
+        parent = waiting.pop()
+        for child in [int(row[0]) for row in rows if int(row[1]) == parent]:
+            process = identify(child)
+            if process is not None:
+                found.add(process)
+                waiting.append(child)
+    return found
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_whole_tree_and_nothing_else(sign: signal.Signals, tmp_path: Path) -> None:
+    bystander = subprocess.Popen(["sleep", "1000"], cwd=tmp_path)
+    supervisor = _start(tmp_path)
+    tree = _descendants(supervisor.pid)
+    try:
+        assert len(tree) == 6
+        supervisor.send_signal(sign)
+        output, errors = supervisor.communicate(timeout=30)
+        assert output.decode().splitlines()[-1] == f'[137, "{sign.name}", 0]', errors.decode()
+        assert not [process for process in tree if is_alive(process)]
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        supervisor.kill()
+        for process in tree:
+            send(process, signal.SIGKILL)
+
+
+def test_a_second_signal_does_not_wait_for_the_grace_time(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("trap '' TERM; echo > ready; while :; do sleep 1; done")
+    slow = _LAUNCH.replace("grace_s=1.0", "grace_s=60.0")
+    supervisor = subprocess.Popen([sys.executable, "-c", slow], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    supervisor.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert supervisor.poll() is None
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(timeout=20) == 0
+
+
+def test_a_recycled_process_id_is_another_process() -> None:
+    process = identify(os.getpid())
+    assert process is not None
+    assert is_alive(process)
+    assert not is_alive(Process(process.pid, process.pgid, process.start_time + 1))
+    assert identify(2**22 + 1) is None
