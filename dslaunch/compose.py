@@ -17,6 +17,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -48,7 +49,7 @@ class Composed:
         keys = [str(key) for key in path]
         for length in range(len(keys), 0, -1):
             dotted = ".".join(keys[:length])
-            if any(override.split("=", 1)[0] == dotted for override in self.overrides):
+            if any(_covers(override, dotted) for override in self.overrides):
                 return "command line"
             for package, file in self.files:
                 rest = keys[len(package) : length]
@@ -132,6 +133,12 @@ class SizedCluster(ConfigSource):  # type: ignore[misc]
         return []
 
 
+def _covers(override: str, dotted: str) -> bool:
+    """Whether an override sets the key, or one below it."""
+    key = override.split("=", 1)[0]
+    return key == dotted or key.startswith(f"{dotted}.")
+
+
 def _sized(config_path: str) -> re.Match[str] | None:
     group, _, name = config_path.removesuffix(".yaml").partition("/")
     return _SIZED.fullmatch(name) if group == "cluster" else None
@@ -163,6 +170,13 @@ def _hydra_override(text: str, site: Path | None) -> str:
         return f"++{key}={_quoted(value)}"
     if not value:
         raise ConfigError(f"{key}: the value after '=' is missing.")
+    try:
+        OverridesParser.create().parse_override(f"++{key}={value}")
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{text}: can't be read: {reason}. Lists are written [1,2], texts 'a b'."
+        ) from error
     return f"++{key}={value}"
 
 

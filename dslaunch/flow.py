@@ -33,8 +33,8 @@ def configured(request: Request) -> RunConfig:
     from dslaunch.schema.validate import validate
 
     recipes = [word.removeprefix("recipe=") for word in request.overrides if word.startswith("recipe=")]
-    if len(recipes) != 1:
-        found = f"is given {len(recipes)} times" if recipes else "is missing"
+    if len(recipes) != 1 or not recipes[0]:
+        found = f"is given {len(recipes)} times" if len(recipes) > 1 else "is missing"
         raise ConfigError(
             f"recipe= {found}. Give one, such as recipe=vla_tiny; `dslaunch recipes` lists them."
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dslaunch.engines import deepspeed, megatron, native, torch
+from dslaunch.engines import deepspeed, megatron, megatron_deepspeed, native, torch
 from dslaunch.engines.base import Engine
 
 ENGINES: dict[str, Engine] = {
-    module.ENGINE.name: module.ENGINE for module in (deepspeed, torch, megatron, native)
+    module.ENGINE.name: module.ENGINE for module in (deepspeed, torch, megatron, megatron_deepspeed, native)
 }

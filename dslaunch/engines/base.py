@@ -120,8 +120,10 @@ def _layout_refusals(engine: Engine, name: str, layout: Layout) -> list[str]:
     if layout.zero not in stages:
         beside = f" where pp is {layout.pp}" if stages is not engine.zero else ""
         why = f" ({engine.source})" if stages is not engine.zero else ""
+        nearest = min(stages, key=lambda stage: abs(stage - layout.zero))
         found.append(
-            f"{key}.zero is {layout.zero}; {engine.name} takes {listed(sorted(stages))}{beside}{why}"
+            f"{key}.zero is {layout.zero}; {engine.name} takes {listed(sorted(stages))}{beside}{why}; "
+            f"nearest: {key}.zero={nearest}"
         )
     if layout.offload not in engine.offload:
         found.append(

@@ -11,6 +11,8 @@ from typing import Any
 
 from dslaunch.errors import ConfigError, listed
 
+_MEGATRON = "megatron_args_"
+
 
 @dataclass(frozen=True)
 class Key:
@@ -87,7 +89,7 @@ def megatron_arguments(version: str) -> dict[str, Argument]:
     """
     series = ".".join(version.split(".")[:2])
     try:
-        data = _load(f"megatron_args_{series}.json")
+        data = _load(f"{_MEGATRON}{series}.json")
     except FileNotFoundError:
         raise ConfigError(
             f"engine.version is {version!r}, but the arguments of that Megatron are not known; "
@@ -99,9 +101,8 @@ def megatron_arguments(version: str) -> dict[str, Argument]:
 def megatron_versions() -> list[str]:
     """The versions of megatron-core that there is a catalogue of."""
     names = [item.name for item in resources.files("dslaunch.engines").joinpath("data").iterdir()]
-    return sorted(
-        n.removeprefix("megatron_args_").removesuffix(".json") for n in names if n.startswith("megatron_")
-    )
+    stems = [name.removesuffix(".json") for name in names if name.startswith(_MEGATRON)]
+    return sorted(stem.removeprefix(_MEGATRON) for stem in stems)
 
 
 def _argument(entry: dict[str, Any]) -> Argument:

@@ -64,7 +64,7 @@ def read_paths(paths: Iterable[DiskPath]) -> FileSet:
     """The files at `paths`, each named as it was given.
 
     Raises:
-        ConfigError: a path that can't be read, is no plain file, is larger than MAX_BYTES, or is not UTF-8 text.
+        ConfigError: a path that can't be read, is no plain file, is too large, or is not UTF-8 text.
     """
     return read_fileset({str(path): _text(path) for path in paths})
 

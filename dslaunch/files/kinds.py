@@ -6,8 +6,9 @@ import re
 from typing import Any, Literal
 
 Kind = Literal[
-    "deepspeed_json", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args", "shell", "env", "other"
-]
+    "deepspeed_json", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args", "shell", "env",
+    "other",
+]  # fmt: skip
 
 _SCHEMAS: dict[str, Kind] = {
     "dslaunch.plan": "plan",

@@ -17,7 +17,7 @@ def on_this_machine(request: LaunchRequest, runner: str) -> Execute:
         request,
         {"DSLAUNCH_RUNNER": runner, "DSLAUNCH_NODE_RANK": "0", "DSLAUNCH_MASTER_ADDR": "127.0.0.1"},
         local_python=True,
-        ranks=request.plan.world_size if "/ranks/" in request.files.get("program.sh", "") else None,
+        ranks=request.plan.world_size if "/ranks" in request.files.get("rank.sh", "") else None,
     )
 
 

@@ -127,13 +127,13 @@ def layers(component: Component) -> int:
     return 1 if isinstance(component, Mlp) else component.layers
 
 
-def legal_tp(component: Component, tp: int) -> str | None:
-    """None where tp divides the component evenly, else the arithmetic and every tp that does."""
+def legal_tp(component: Component, tp: int, most: int | None = None) -> str | None:
+    """None where tp divides the component evenly, else the arithmetic and every tp up to `most` that does."""
     faults = _tp_faults(component, tp)
     if not faults:
         return None
     widest = math.gcd(*_cut_widths(component).values())
-    legal = [n for n in divisors(widest) if not _tp_faults(component, n)]
+    legal = [n for n in divisors(widest) if n <= (most or n) and not _tp_faults(component, n)]
     return f"{'; '.join(faults)}; tp can be {listed(legal)}"
 
 

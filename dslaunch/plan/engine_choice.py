@@ -68,8 +68,16 @@ def _no_engine(verdicts: Mapping[str, list[str]], layouts: Mapping[str, Layout])
     shown = ", ".join(f"{name} {layout.describe()}" for name, layout in layouts.items())
     return [
         f"no engine executes {shown}:",
-        *(f"  {name}: {'; '.join(reasons)}" for name, reasons in verdicts.items()),
+        *(
+            f"  {name}: {_short(reasons)}"
+            for name, reasons in sorted(verdicts.items(), key=lambda v: len(v[1]))
+        ),
     ]
+
+
+def _short(reasons: list[str], most: int = 3) -> str:
+    more = f"; and {len(reasons) - most} more" if len(reasons) > most else ""
+    return "; ".join(reasons[:most]) + more
 
 
 def _others(able: list[str], asked: str) -> list[str]:

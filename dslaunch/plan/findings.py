@@ -160,7 +160,10 @@ def _long_sequence(config: RunConfig) -> list[Finding]:
         Finding(
             rule="model.positions",
             severity="wrong",
-            message=f"sequences of {config.training.seq_len} tokens; {config.model.name} was made for {trunk.max_positions}",
+            message=(
+                f"sequences of {config.training.seq_len} tokens; {config.model.name} was made for "
+                f"{trunk.max_positions}"
+            ),
             where="training.seq_len",
             fix=f"training.seq_len={trunk.max_positions}, or a model file with another max_positions",
         )
@@ -168,7 +171,7 @@ def _long_sequence(config: RunConfig) -> list[Finding]:
 
 
 def _no_program(config: RunConfig, engine: Engine) -> list[Finding]:
-    if config.script or config.module or engine.name in ("native", "megatron"):
+    if config.script or config.module or engine.name in ("native", "megatron", "megatron_deepspeed"):
         return []
     return [
         Finding(

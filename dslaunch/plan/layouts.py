@@ -60,7 +60,8 @@ def _sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[s
         )
     if trunk.position == "learned" and seq_len > trunk.max_positions:
         faults.append(
-            f"training.seq_len is {seq_len}, but {model.name} has learned positions for {trunk.max_positions} tokens"
+            f"training.seq_len is {seq_len}, but {model.name} has learned positions for "
+            f"{trunk.max_positions} tokens"
         )
     cp = layouts[model.trunk].cp if model.trunk in layouts else 1
     if cp > 1 and seq_len % (2 * cp):
@@ -131,7 +132,7 @@ def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list
         faults.append(
             f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs of a node; some would cross nodes"
         )
-    if wrong := shapes.legal_tp(component, tp):
+    if wrong := shapes.legal_tp(component, tp, most=domain):
         faults.append(f"{key}.tp is {tp}: {wrong}")
     if wrong := shapes.legal_pp(component, pp, vpp, want.layers_per_stage):
         faults.append(f"{key}.pp is {pp}: {wrong}")
@@ -152,14 +153,16 @@ def _data_parallel(
             ]
         if left % per_replica:
             return None, [
-                f"{key}: {shown} = {per_replica} ranks do not divide {left} GPUs; {left} / {per_replica} = {left / per_replica:.4g} replicas"
+                f"{key}: {shown} = {per_replica} ranks do not divide {left} GPUs; "
+                f"{left} / {per_replica} = {left / per_replica:.4g} replicas"
             ]
         return left // per_replica, []
     need = per_replica * want.dp
     if offset + need > world:
         at = f" from rank {offset}" if offset else ""
         return want.dp, [
-            f"{key}: {shown} x dp {want.dp} = {need} ranks{at}, but there are {world} GPUs ({describe(config.cluster)})"
+            f"{key}: {shown} x dp {want.dp} = {need} ranks{at}, but there are {world} GPUs "
+            f"({describe(config.cluster)})"
         ]
     if want.rank_offset is None and need < world:
         hint = f"; {key}.dp={world // per_replica} uses all" if world % per_replica == 0 else ""
@@ -193,8 +196,8 @@ def _batch(config: RunConfig, name: str, want: ComponentStrategy, dp: int) -> tu
             1,
             wanted,
             [
-                f"training.num_microbatches is {wanted}: global_batch {total} / (num_microbatches {wanted} x dp {dp}, "
-                f"{name}) = {total / (wanted * dp):.4g} is not whole"
+                f"training.num_microbatches is {wanted}: global_batch {total} / "
+                f"(num_microbatches {wanted} x dp {dp}, {name}) = {total / (wanted * dp):.4g} is not whole"
             ],
         )
     micro = micro or 1

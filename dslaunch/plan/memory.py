@@ -104,7 +104,7 @@ def _buffers(case: Case, params: int, trained: int) -> float:
     """Communication buckets, gathered parameters, and what the optimizer's step allocates."""
     layout = case.layout
     step = trained * case.states.step
-    if case.engine.name in ("deepspeed", "native") and layout.zero:
+    if case.engine.name in ("deepspeed", "megatron_deepspeed", "native") and layout.zero:
         overlapped = 2 if case.config.training.overlap_comm and layout.pp == 1 else 1
         bucket = overlapped * reduce_bucket_elements(trained) * case.width
         return bucket + step + (gathered_elements(params) * case.width if layout.zero == 3 else 0.0)

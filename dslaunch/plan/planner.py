@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
-from dslaunch.errors import PlanError
+from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.efficiency import UNCALIBRATED, Efficiency
 from dslaunch.plan import layouts as layouts_of
 from dslaunch.plan.engine_choice import choose, grad_accum
@@ -38,7 +38,7 @@ def plan(
     if config.strategy.name == "auto":
         wanted, candidates = search(config, wanted, lambda w: _attempt(config, w, tables))
     layouts, faults = layouts_of.resolve(config, wanted)
-    faults += launch_faults(config)
+    faults += launch_faults(config) + precision_faults(config)
     engine, engines, engine_faults = choose(config, layouts) if layouts else (None, [], [])
     faults += engine_faults
     if engine is None or faults:
@@ -48,7 +48,7 @@ def plan(
         raise PlanError("\n".join(accum_faults))
     found = evaluate(config, engine, layouts, accum, tables)
     result = to_plan(config, found, engine, engines, accepted)
-    notes = findings(config, engine, found, _what_fits(config, found, tables))
+    notes = findings(config, engine, found, _what_fits(config, engine, found, tables))
     return result, to_prediction(
         config, result, found, notes, candidates or (_chosen(config, found),), tables
     )
@@ -70,6 +70,17 @@ def launch_faults(config: RunConfig) -> list[str]:
     return []
 
 
+def precision_faults(config: RunConfig) -> list[str]:
+    """A data type that the GPU lacks."""
+    gpu, precision = config.cluster.gpu, config.training.precision
+    if precision in gpu.peak_tflops:
+        return []
+    has = listed(sorted(gpu.peak_tflops))
+    return [
+        f"training.precision is {precision}, but {gpu.name} computes in {has}; nearest: training.precision=fp16"
+    ]
+
+
 def _attempt(config: RunConfig, wanted: Wanted, tables: Efficiency) -> tuple[Evaluated | None, str]:
     """The ledgers of what is wanted and an empty reason, or None and the first reason against it."""
     layouts, faults = layouts_of.resolve(config, wanted)
@@ -88,9 +99,11 @@ def _attempt(config: RunConfig, wanted: Wanted, tables: Efficiency) -> tuple[Eva
     return None, f"{found.peak_gib:.1f} GiB: {terms}"
 
 
-def _what_fits(config: RunConfig, found: Evaluated, tables: Efficiency) -> list[str]:
+def _what_fits(config: RunConfig, engine: Engine, found: Evaluated, tables: Efficiency) -> list[str]:
+    """Changes that make it fit under the same engine."""
     if fits(config, found):
         return []
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"name": engine.name})})
 
     def attempt(changed: RunConfig) -> Evaluated | None:
         wanted = {n: _as_strategy(case.layout) for n, case in found.cases.items()}

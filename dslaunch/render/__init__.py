@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan, Prediction, to_json
 from dslaunch.render.context import Context, as_variables, context
-from dslaunch.render.deepspeed import deepspeed_config
+from dslaunch.render.deepspeed import deepspeed_config, trained
 from dslaunch.render.extra import merge_deepspeed, merge_megatron
 from dslaunch.render.manifest import MANIFEST, manifest
 from dslaunch.render.megatron import megatron_flags
@@ -26,8 +25,10 @@ __all__ = ["MANIFEST", "launch_blocker", "manifest", "render"]
 _SCRIPTS = ("launch.sh", "job.sbatch", "rank.sh", "env.sh")
 
 
-def render(plan: Plan, prediction: Prediction, config: RunConfig, template_dirs: list[Path]) -> dict[str, str]:
-    """Every file of a run folder: name -> text, sorted by name, the same bytes for the same arguments anywhere.
+def render(
+    plan: Plan, prediction: Prediction, config: RunConfig, template_dirs: list[Path]
+) -> dict[str, str]:
+    """Every file of a run folder: name -> text, sorted by name; the same arguments give the same bytes.
 
     Args:
         config: what the plan was made from; SLURM, container, environment and engine.extra are read from it.
@@ -38,7 +39,8 @@ def render(plan: Plan, prediction: Prediction, config: RunConfig, template_dirs:
     """
     if plan.engine.name not in _ENGINE_FILES:
         raise ConfigError(
-            f"engine is {plan.engine.name}: no files can be rendered for it; allowed are {listed(sorted(_ENGINE_FILES))}"
+            f"engine is {plan.engine.name}: no files can be rendered for it; "
+            f"allowed are {listed(sorted(_ENGINE_FILES))}"
         )
     templates = Templates(template_dirs)
     configurations = _ENGINE_FILES[plan.engine.name](plan, config)
@@ -59,14 +61,14 @@ def render(plan: Plan, prediction: Prediction, config: RunConfig, template_dirs:
 def _one_for_all(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
     """One strategy for the whole model; the first component that trains stands for all."""
     component = next(each for each in plan.components.values() if each.trainable)
-    made = deepspeed_config(plan, component, shared=True)
+    made = deepspeed_config(plan, component, sum(map(trained, plan.components.values())), shared=True)
     return {"ds_config.json": merge_deepspeed(made, config.engine.extra)}
 
 
 def _one_each(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
     """A configuration for each component that trains; a frozen one has no engine."""
     made = {
-        name: deepspeed_config(plan, component, shared=False)
+        name: deepspeed_config(plan, component, trained(component), shared=False)
         for name, component in plan.components.items()
         if component.trainable
     }
@@ -77,7 +79,7 @@ def _none(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
     """No DeepSpeed; engine.extra has no reader then, but Megatron's flags."""
     if config.engine.extra and plan.engine.name != "megatron":
         key = next(iter(config.engine.extra))
-        raise ConfigError(f"engine.extra.{key}: engine {plan.engine.name} reads no such file. Take it out")
+        raise ConfigError(f"engine.extra.{key}: engine {plan.engine.name} reads no file of ours. Take it out")
     return {}
 
 
@@ -100,14 +102,14 @@ def _megatron_args(templates: Templates, ctx: Context, plan: Plan, config: RunCo
     name = "megatron_args.txt.j2"
     flags = merge_megatron(megatron_flags(plan, config), config.engine.extra, plan.engine.version)
     text = templates.render(name, {**as_variables(ctx), "flags": [(flag, list(values)) for flag, values in flags.items()]})
-    require_lines(templates.path(name), text, [shlex.split(" ".join([k, *v])) for k, v in flags.items()])
+    require_lines(templates.path(name), text, [" ".join((flag, *values)) for flag, values in flags.items()])
     return text
 
 
 def _hostfile(templates: Templates, ctx: Context) -> str:
     name = "hostfile.j2"
     text = templates.render(name, as_variables(ctx))
-    require_lines(templates.path(name), text, [[host.name, f"slots={host.slots}"] for host in ctx.hosts])
+    require_lines(templates.path(name), text, [f"{host.name} slots={host.slots}" for host in ctx.hosts])
     return text
 
 
@@ -117,5 +119,7 @@ def _ds_env(templates: Templates, ctx: Context) -> str:
     text = templates.render(name, as_variables(ctx))
     wanted = "".join(f"{each.name}={each.value}\n" for each in ctx.carried)
     if text != wanted:
-        raise ConfigError(f"{templates.path(name)}: it must render one NAME=VALUE a line of `carried`, nothing else")
+        raise ConfigError(
+            f"{templates.path(name)}: it must render one NAME=VALUE a line of `carried`, nothing else"
+        )
     return text

@@ -33,7 +33,8 @@ class Context:
     """The same for every template; a template that places something of its own gets it beside these.
 
     ds_config.json.j2 gets `config` (the configuration), megatron_args.txt.j2 `flags` (flag, values) pairs.
-    Filters: `json` writes a value as sorted JSON, `sh` quotes a text for the shell (shlex.quote).
+    Filters: `json` writes a value as sorted JSON, `sh` quotes a text for the shell (shlex.quote). A comment of
+    a template is {## like this ##}, since `{#` belongs to the shell.
     """
 
     schema: str
@@ -118,7 +119,9 @@ def _hosts(plan: Plan) -> tuple[Host, ...]:
             raise ConfigError(f"cluster.hosts: {name!r} is no host name. Name hosts as ssh takes them")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"cluster.hosts: {twice!r} stands twice; DeepSpeed refuses such a hostfile. Name each host once")
+        raise ConfigError(
+            f"cluster.hosts: {twice!r} stands twice; DeepSpeed refuses such a hostfile. Name each host once"
+        )
     return tuple(Host(name, cluster.gpus_per_node) for name in names)
 
 

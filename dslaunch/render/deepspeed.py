@@ -1,8 +1,8 @@
 """The DeepSpeed configuration of one component, or of the whole model, as DeepSpeed 0.19.8 reads it.
 
-Left out on purpose: `overlap_comm` where nothing reads it (stage 0, and pipelines), `activation_checkpointing`
-(only a script that calls deepspeed.checkpointing.configure reads it; the engine itself does not), `scheduler`
-for dslaunch.runtime (it hands its own to deepspeed.initialize, which wins over the block anyway).
+Left out on purpose: `overlap_comm` where nothing reads it (stage 0, and pipelines); `activation_checkpointing`,
+which only a script that calls deepspeed.checkpointing.configure reads, not the engine; `scheduler` for
+dslaunch.runtime, which hands its own to deepspeed.initialize, and that wins over the block anyway.
 Source: deepspeed/runtime/{config,engine,lr_schedules}.py and runtime/zero/config.py, 0.19.8.
 """
 
@@ -17,7 +17,7 @@ RUNTIME_MODULE = "dslaunch.runtime"
 PRINT_EVERY = 10
 """Steps between two lines of DeepSpeed's own, for scripts; dslaunch.runtime prints its own."""
 BUCKET_ELEMENTS = 200_000_000
-"""Largest gradient bucket, elements: 400 MB in bf16 keep a link busy, and overlap_comm holds two of them."""
+"""Largest gradient bucket, elements: 400 MB in bf16 keep a link busy; overlap_comm holds two of them."""
 PREFETCH_ELEMENTS = 50_000_000
 """ZeRO-3: parameters fetched ahead, elements (DeepSpeed's default, written out)."""
 PERSISTENT_ELEMENTS = 100_000
@@ -26,10 +26,16 @@ LIVE_ELEMENTS = 1_000_000_000
 """ZeRO-3: parameters gathered at one time, elements (DeepSpeed's default, written out)."""
 
 
-def deepspeed_config(plan: Plan, component: ComponentPlan, shared: bool) -> dict[str, Any]:
+def trained(component: ComponentPlan) -> int:
+    """Parameters with a gradient on the rank that has most of them."""
+    return max(stage.trainable_on_rank for stage in component.stages)
+
+
+def deepspeed_config(plan: Plan, component: ComponentPlan, gradients: int, shared: bool) -> dict[str, Any]:
     """What deepspeed.initialize gets for `component`.
 
     Args:
+        gradients: parameters with a gradient on a rank: a bucket is never larger.
         shared: the component stands for the whole model (engine deepspeed), not for itself (engine native).
 
     Raises:
@@ -42,7 +48,7 @@ def deepspeed_config(plan: Plan, component: ComponentPlan, shared: bool) -> dict
         "gradient_accumulation_steps": component.num_microbatches,
         "gradient_clipping": plan.training.clip,
         "optimizer": _optimizer(plan, component, shared),
-        "zero_optimization": _zero(plan, component),
+        "zero_optimization": _zero(plan, component, gradients),
         "data_types": _data_types(plan, component),
         "wall_clock_breakdown": False,
     }
@@ -70,10 +76,10 @@ def _optimizer(plan: Plan, component: ComponentPlan, shared: bool) -> dict[str, 
     return {"type": "AdamW", "params": params}
 
 
-def _zero(plan: Plan, component: ComponentPlan) -> dict[str, Any]:
+def _zero(plan: Plan, component: ComponentPlan, gradients: int) -> dict[str, Any]:
     if component.zero == 0:
         return {"stage": 0}
-    bucket = min(BUCKET_ELEMENTS, max(stage.trainable_on_rank for stage in component.stages))
+    bucket = min(BUCKET_ELEMENTS, gradients)
     zero: dict[str, Any] = {"stage": component.zero, "contiguous_gradients": True, "reduce_bucket_size": bucket}
     if component.pp == 1:
         zero["overlap_comm"] = plan.training.overlap_comm and plan.cluster.accelerator == "cuda"
@@ -102,8 +108,9 @@ def _data_types(plan: Plan, component: ComponentPlan) -> dict[str, str]:
     precision, accum = plan.training.precision, plan.training.grad_accum_dtype
     if component.zero == 0 and accum != precision:
         raise ConfigError(
-            f"training.grad_accum_dtype is {accum}, but without ZeRO DeepSpeed 0.19.8 accumulates in the model's own "
-            f"type and stops at any other. Set training.grad_accum_dtype={precision}, or a ZeRO stage of 1 or more"
+            f"training.grad_accum_dtype is {accum}, but without ZeRO DeepSpeed 0.19.8 accumulates in the "
+            f"model's own type and stops at any other. Set training.grad_accum_dtype={precision}, or a ZeRO "
+            "stage of 1 or more"
         )
     return {"grad_accum_dtype": accum}
 
@@ -123,9 +130,9 @@ def _scheduler(plan: Plan) -> dict[str, Any]:
         return {}
     if training.warmup_steps < 2 and not (training.lr_schedule == "cosine" and training.warmup_steps == 0):
         raise ConfigError(
-            f"training.optimizer.warmup_steps is {training.warmup_steps}: DeepSpeed 0.19.8 has no {training.lr_schedule} "
-            "schedule with a warm-up of less than 2 steps. Set it to 2 or more, or training.optimizer.schedule=constant "
-            "with warmup_steps=0"
+            f"training.optimizer.warmup_steps is {training.warmup_steps}: DeepSpeed 0.19.8 has no "
+            f"{training.lr_schedule} schedule with a warm-up of less than 2 steps. Set it to 2 or more, or "
+            "training.optimizer.schedule=constant with warmup_steps=0"
         )
     if training.lr_schedule == "constant":
         return _block("WarmupLR", warmup_min_lr=0.0, warmup_max_lr=training.lr, **steps)

@@ -11,8 +11,8 @@ from dslaunch.render.timeouts import whole_minutes
 from dslaunch.schema.config import RunConfig
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# deepspeed/launcher/multinode_runner.py:add_export, 0.19.8: a value is stripped, and put in double quotes where
-# it holds an unusual character; pdsh then replaces %-sequences, and a remote shell reads the line.
+# deepspeed/launcher/multinode_runner.py:add_export, 0.19.8: a value is stripped, and put in double quotes
+# where it holds an unusual character; pdsh then replaces %-sequences, and a remote shell reads the line.
 _CARRIED = re.compile(r"(?! )[A-Za-z0-9_@+=:,./ -]*(?<! )")
 _DEEPSPEED_ENGINES = frozenset({"deepspeed", "native"})
 _BLACKWELL = re.compile(r"(GB|B)\d")
@@ -44,7 +44,11 @@ def variables(plan: Plan, config: RunConfig) -> tuple[Variable, ...]:
 
 
 def passed_names(plan: Plan) -> tuple[str, ...]:
-    """Names handed over from the launching shell, sorted; raises ConfigError for one that no shell takes."""
+    """Names handed over from the launching shell, sorted.
+
+    Raises:
+        ConfigError: a name that no shell takes.
+    """
     for name in plan.launcher.pass_env:
         _check_name("launcher.pass_env", name)
     return tuple(sorted(set(plan.launcher.pass_env)))
@@ -61,7 +65,7 @@ def carried(all_variables: tuple[Variable, ...]) -> tuple[Variable, ...]:
 def _check_name(key: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{key}: {name!r} is no name of an environment variable: letters, digits and _, no digit first"
+            f"{key}: {name!r} is no name of a variable. Allowed are letters, digits and _, no digit first"
         )
 
 

@@ -1,4 +1,4 @@
-"""engine.extra: what a framework takes and dslaunch does not model, checked against the framework's own keys."""
+"""engine.extra: what a framework takes and dslaunch does not model, checked against the framework's keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ MEGATRON_DECIDED = {
 }
 """Megatron's flags that the plan decides, and the key of dslaunch that sets each."""
 
-_NUMBERS = {"int": int, "float": (int, float)}
+_NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
 def merge_deepspeed(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,9 @@ def merge_deepspeed(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict
     return _merge_section(config, extra, deepspeed_keys().top, "")
 
 
-def _merge_section(config: Mapping[str, Any], extra: Mapping[str, Any], section: Key, path: str) -> dict[str, Any]:
+def _merge_section(
+    config: Mapping[str, Any], extra: Mapping[str, Any], section: Key, path: str
+) -> dict[str, Any]:
     merged = dict(config)
     for name, value in extra.items():
         dotted = f"{path}{name}"
@@ -99,19 +101,23 @@ def _merge_section(config: Mapping[str, Any], extra: Mapping[str, Any], section:
                 f"engine.extra.{dotted} is {value!r}: a section with keys of its own is expected; "
                 f"allowed are {listed(key.keys)}"
             )
-        merged[own] = _merge_section(merged.get(own, {}), value, key, f"{dotted}.") if key.keys else value
+        if key.keys:
+            value = _merge_section(merged.get(own, {}), value, key, f"{dotted}.")
+        merged[own] = value
     return merged
 
 
 def _refuse_decided(dotted: str) -> None:
-    if dotted in DEEPSPEED_DECIDED:
-        raise ConfigError(f"engine.extra.{dotted}: the plan decides this key. Set {DEEPSPEED_DECIDED[dotted]} instead")
+    if decider := DEEPSPEED_DECIDED.get(dotted):
+        raise ConfigError(f"engine.extra.{dotted}: the plan decides this key. Set {decider} instead")
 
 
 def _known(section: Key, name: str, dotted: str) -> Key:
     keys = deepspeed_keys()
     if dotted in keys.removed:
-        raise ConfigError(f"engine.extra.{dotted}: DeepSpeed {keys.version} rejects it: {keys.removed[dotted]}")
+        raise ConfigError(
+            f"engine.extra.{dotted}: DeepSpeed {keys.version} rejects it. {keys.removed[dotted]}"
+        )
     found = section.find(name)
     if found is None and section.unknown == "any":
         return Key()
@@ -137,13 +143,14 @@ def merge_megatron(
     merged = dict(flags)
     for name, value in extra.items():
         flag = f"--{name}"
-        if flag in MEGATRON_DECIDED:
-            raise ConfigError(f"engine.extra.{name}: the plan decides this flag. Set {MEGATRON_DECIDED[flag]} instead")
+        if decider := MEGATRON_DECIDED.get(flag):
+            raise ConfigError(f"engine.extra.{name}: the plan decides this flag. Set {decider} instead")
         if flag not in known:
             names = [each.removeprefix("--") for each in known]
             raise ConfigError(
-                f"engine.extra.{name}: Megatron-LM core {version} has no flag {flag}; its parser would stop.{nearest(name, names)} "
-                "Write the flag's name without dashes, such as engine.extra.log-params-norm=true"
+                f"engine.extra.{name}: Megatron-LM core {version} has no flag {flag}; its parser would stop."
+                f"{nearest(name, names)} Write a flag without its leading dashes, such as "
+                "engine.extra.log-params-norm=true"
             )
         merged[flag] = tuple(shlex.quote(text) for text in _values(name, value, known[flag]))
     return merged
@@ -159,16 +166,20 @@ def _values(name: str, value: Any, argument: Argument) -> list[str]:
     values = list(value) if isinstance(value, list | tuple) else [value]
     exact = {"": 1, "*": None, "+": None}.get(argument.nargs, argument.nargs)
     if exact is not None and len(values) != int(exact):
-        raise ConfigError(f"engine.extra.{name} is {value!r}: Megatron takes {exact} value(s) here, not {len(values)}")
+        raise ConfigError(
+            f"engine.extra.{name} is {value!r}: Megatron takes {exact} value(s) here, not {len(values)}"
+        )
     for each in values:
         _check_value(name, each, argument)
     return [str(each) for each in values]
 
 
 def _check_value(name: str, value: Any, argument: Argument) -> None:
-    number = _NUMBERS.get(argument.type)
-    if number and (not isinstance(value, number) or isinstance(value, bool)):
-        raise ConfigError(f"engine.extra.{name} is {value!r}: Megatron takes a number of type {argument.type}")
+    numbers = _NUMBERS.get(argument.type)
+    if numbers and type(value) not in numbers:
+        raise ConfigError(
+            f"engine.extra.{name} is {value!r}: Megatron takes a number of type {argument.type}"
+        )
     if argument.choices and value not in argument.choices:
         raise ConfigError(
             f"engine.extra.{name} is {value!r}: allowed are {listed(argument.choices)}."

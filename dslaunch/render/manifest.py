@@ -14,5 +14,6 @@ MANIFEST_SCHEMA = "dslaunch.manifest/1"
 
 def manifest(files: Mapping[str, str]) -> str:
     """The text of manifest.json over all `files` (name: text) but itself; hashes are of the UTF-8 bytes."""
-    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items() if name != MANIFEST}
+    others = {name: text for name, text in files.items() if name != MANIFEST}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in others.items()}
     return to_json({"schema": MANIFEST_SCHEMA, "dslaunch": __version__, "files": hashes})

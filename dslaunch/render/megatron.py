@@ -63,12 +63,13 @@ def _text(value: object) -> str:
 def _model(name: str, decoder: Decoder, seq_len: int) -> Flags:
     if seq_len > decoder.max_positions:
         raise ConfigError(
-            f"training.seq_len is {seq_len}, but model.components.{name}.max_positions is {decoder.max_positions}: "
-            "Megatron stops there. Shorten the sequence, or raise max_positions"
+            f"training.seq_len is {seq_len}, but model.components.{name}.max_positions is "
+            f"{decoder.max_positions}: Megatron stops there. Shorten the sequence, or raise max_positions"
         )
     if decoder.position == "rope" and decoder.rope_theta != int(decoder.rope_theta):
         raise ConfigError(
-            f"model.components.{name}.rope_theta is {decoder.rope_theta}: Megatron's --rotary-base is a whole number"
+            f"model.components.{name}.rope_theta is {decoder.rope_theta}: Megatron's --rotary-base takes whole "
+            "numbers only. Round it yourself, or take another engine"
         )
     rope = decoder.position == "rope"
     return _flags(
@@ -110,8 +111,9 @@ def _vocabulary(name: str, decoder: Decoder, tp: int) -> Flags:
     """The table has the model's rows exactly, whatever the tokenizer would be padded to."""
     if decoder.vocab % tp:
         raise ConfigError(
-            f"model.components.{name}.vocab is {decoder.vocab} = {decoder.vocab // tp} x {tp} + {decoder.vocab % tp}: "
-            f"Megatron cuts the embedding table over tp {tp}. Pad the vocabulary to a multiple of {tp}, or take another tp"
+            f"model.components.{name}.vocab is {decoder.vocab} = {decoder.vocab // tp} x {tp} + "
+            f"{decoder.vocab % tp}: Megatron cuts the embedding table over tp {tp}. Pad the vocabulary to a "
+            f"multiple of {tp}, or take another tp"
         )
     return _flags(padded_vocab_size=decoder.vocab)
 
@@ -140,8 +142,8 @@ def _stage_layers(component: ComponentPlan) -> dict[str, int]:
     layers = component.layers_per_stage
     if any(count % component.vpp for count in layers):
         raise ConfigError(
-            f"layers_per_stage is {list(layers)}: Megatron cuts each stage into vpp {component.vpp} equal parts. "
-            "Choose counts that are multiples of vpp"
+            f"layers_per_stage is {list(layers)}: Megatron cuts each stage into vpp {component.vpp} equal "
+            "parts. Choose counts that are multiples of vpp"
         )
     if len(set(layers)) == 1:
         return {}
@@ -209,7 +211,8 @@ def _data(plan: Plan, config: RunConfig) -> Flags:
         flags["--data-path"] = tuple(shlex.quote(_text(word)) for word in _prefixes(plan.files.data_path))
         flags["--split"] = ("100,0,0",)
     if plan.files.tokenizer:
-        kind = "GPTSentencePieceTokenizer" if plan.files.tokenizer.endswith(".model") else "HuggingFaceTokenizer"
+        sentencepiece = plan.files.tokenizer.endswith(".model")
+        kind = "GPTSentencePieceTokenizer" if sentencepiece else "HuggingFaceTokenizer"
         return {**flags, **_flags(tokenizer_type=kind, tokenizer_model=plan.files.tokenizer)}
     if "mock-data" in config.engine.extra:
         (decoder,) = config.model.components.values()
@@ -222,7 +225,9 @@ def _prefixes(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"data.path is {text!r}: {error}. Close the quotes, or quote the whole path") from error
+        raise ConfigError(
+            f"data.path is {text!r}: {error}. Close the quotes, or quote the whole path"
+        ) from error
 
 
 def _checkpoints(plan: Plan) -> Flags:

@@ -75,8 +75,8 @@ def launch_blocker(plan: Plan, extra: Mapping[str, Any]) -> str:
 def _megatron_blocker(plan: Plan, extra: Mapping[str, Any]) -> str:
     if not plan.files.data_path and not _MEGATRON_DATA & set(extra):
         return (
-            "data.path is empty: Megatron needs a data set. Add data.path=PREFIX (what stands before .bin and .idx), "
-            "or engine.extra.mock-data=true for random tokens"
+            "data.path is empty: Megatron needs a data set. Add data.path=PREFIX (what stands before .bin and "
+            ".idx), or engine.extra.mock-data=true for random tokens"
         )
     if not plan.files.tokenizer and "tokenizer-type" not in extra and "mock-data" not in extra:
         return (

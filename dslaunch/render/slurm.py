@@ -18,6 +18,9 @@ from dslaunch.schema.config import RunConfig
 from dslaunch.schema.launch import Container
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]&|*()-]*")
+_SETTINGS = (
+    "partition", "account", "time", "qos", "constraint", "exclude", "reservation", "switches", "comment", "mem",
+)  # fmt: skip
 WORK_DIR = '"$DSLAUNCH_WORK_DIR"'
 
 
@@ -79,8 +82,7 @@ def _directives(plan: Plan, config: RunConfig) -> list[str]:
         found.append(f"--gres=gpu:{cluster.gpus_per_node}")
     if slurm.exclusive:
         found.append("--exclusive")
-    names = ("partition", "account", "time", "qos", "constraint", "exclude", "reservation", "switches", "comment", "mem")
-    values = {name: getattr(slurm, name) for name in names}
+    values = {name: getattr(slurm, name) for name in _SETTINGS}
     found += [f"--{name}={_directive_value(name, value)}" for name, value in values.items() if value]
     if slurm.time and slurm.signal_before_s:
         found.append(f"--signal=TERM@{slurm.signal_before_s}")
@@ -94,14 +96,18 @@ def _directive_value(name: str, value: str) -> str:
     if _PLAIN.fullmatch(value):
         return value
     if '"' in value or "\\" in value:
-        raise ConfigError(f"{key} is {value!r}: a quote or backslash does not survive on a #SBATCH line. Take it out")
+        raise ConfigError(
+            f"{key} is {value!r}: a quote or backslash does not survive on a #SBATCH line. Take it out"
+        )
     return f'"{value}"'
 
 
 def _extra_directive(line: str) -> str:
     key = "launcher.slurm.sbatch_extra"
     if not line.startswith("-"):
-        raise ConfigError(f"{key}: {line!r} is no option. Write each as sbatch takes it, such as --mail-type=END")
+        raise ConfigError(
+            f"{key}: {line!r} is no option. Write each as sbatch takes it, such as --mail-type=END"
+        )
     return _one_line(key, line)
 
 
@@ -125,13 +131,14 @@ def _srun(plan: Plan, config: RunConfig) -> list[str]:
 
 
 def _pyxis(container: Container) -> list[str]:
-    """Options of NVIDIA's pyxis plugin; the run folder, and the folder of the submission, are mounted in place."""
+    """Options of NVIDIA's pyxis plugin; the run folder and the folder of the submission are mounted."""
     if container.kind != "pyxis":
         return []
     own = f"{RUN_DIR}:{RUN_DIR}" + ("" if container.workdir else f",{WORK_DIR}:{WORK_DIR}")
     mounts = "".join("," + shlex.quote(_mount(mount)) for mount in container.mounts)
     workdir = [f"--container-workdir={shlex.quote(container.workdir)}"] if container.workdir else []
-    return [f"--container-image={shlex.quote(container.image)}", f"--container-mounts={own}{mounts}", *workdir]
+    image = f"--container-image={shlex.quote(container.image)}"
+    return [image, f"--container-mounts={own}{mounts}", *workdir]
 
 
 def _apptainer(container: Container, accelerator: str) -> tuple[str, ...]:
@@ -147,5 +154,7 @@ def _apptainer(container: Container, accelerator: str) -> tuple[str, ...]:
 
 def _mount(mount: str) -> str:
     if ":" not in mount or "," in mount:
-        raise ConfigError(f"launcher.container.mounts: {mount!r} is not one HOST:CONTAINER pair. Write such as /data:/data")
+        raise ConfigError(
+            f"launcher.container.mounts: {mount!r} is not one HOST:CONTAINER pair. Write such as /data:/data"
+        )
     return _one_line("launcher.container.mounts", mount)

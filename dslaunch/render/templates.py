@@ -1,7 +1,8 @@
-"""Jinja templates: a site's first, then the package's. A template places values; what it wrote is read again."""
+"""Jinja templates: a site's first, then the package's. A template places values; the result is read again."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import traceback
@@ -47,7 +48,8 @@ class Templates:
                 "Put it into templates/ of the site folder, or reinstall dslaunch"
             ) from error
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{error.filename or self.path(name)}:{error.lineno}: {error.message}. Correct the template") from error
+            where = f"{error.filename or self.path(name)}:{error.lineno}"
+            raise ConfigError(f"{where}: {error.message}. Correct the template") from error
         except Exception as error:  # a template is a program of the user's, and can raise anything
             raise ConfigError(f"{self._where(name, error)}: {error}. {_HINT}") from error
 
@@ -58,11 +60,12 @@ class Templates:
     def _where(self, name: str, error: Exception) -> str:
         """FILE:LINE of the innermost frame that stands in a template; Jinja writes such frames."""
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if any(Path(f.filename).is_relative_to(folder) for folder in self._folders)]
+        folders = self._folders
+        own = [f for f in frames if any(Path(f.filename).is_relative_to(folder) for folder in folders)]
         return f"{own[-1].filename}:{own[-1].lineno}" if own else str(self.path(name))
 
 
-_HINT = "A template sees the fields of dslaunch.context/1 (dslaunch/render/context.py) and the filters json and sh"
+_HINT = "A template sees the fields of dslaunch.context/1 (dslaunch/render/context.py), and filters json and sh"
 
 
 def require_json(path: Path, text: str, expected: Any) -> None:
@@ -70,26 +73,25 @@ def require_json(path: Path, text: str, expected: Any) -> None:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{path}: what it renders is not JSON: {error}. Write values with the filter json") from error
+        raise ConfigError(
+            f"{path}: what it renders is not JSON: {error}. Write values with the filter json"
+        ) from error
     if difference := first_difference(json.loads(json.dumps(expected)), found):
         raise ConfigError(
-            f"{path}: {difference}. A template places what was planned; add or change keys with engine.extra.KEY=VALUE"
+            f"{path}: {difference}. A template places what was planned; add or change keys with "
+            "engine.extra.KEY=VALUE"
         )
 
 
-def require_lines(path: Path, text: str, expected: Sequence[Sequence[str]], comments: bool = True) -> None:
-    """Raise ConfigError where the lines of `text`, split as the shell splits them, are not `expected`."""
-    rows = [(number, shlex.split(line, comments=comments)) for number, line in enumerate(text.splitlines(), 1)]
-    found = [(number, words) for number, words in rows if words]
-    wanted = [list(words) for words in expected]
-    for (number, words), want in zip(found, wanted, strict=False):
-        if words != want:
-            raise ConfigError(f"{path}: line {number} of what it renders is {words}, planned is {want}. {_PLACE}")
-    if len(found) != len(wanted):
-        raise ConfigError(f"{path}: it renders {len(found)} lines, planned are {len(wanted)}. {_PLACE}")
-
-
-_PLACE = "A template places what was planned; change the plan instead"
+def require_lines(path: Path, text: str, expected: Sequence[str]) -> None:
+    """Raise ConfigError where `text`, but for blank lines and comments, is not the lines `expected`."""
+    found = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for line, wanted in itertools.zip_longest(found, expected, fillvalue="nothing"):
+        if line != wanted:
+            raise ConfigError(
+                f"{path}: it renders {line!r}, where {wanted!r} was planned. "
+                "A template places what was planned; change the plan instead"
+            )
 
 
 def first_difference(expected: Any, found: Any, key: str = "") -> str:

@@ -44,8 +44,12 @@ def _autos(file: File) -> Iterator[tuple[Path, Entry | None]]:
         entry = known.get(tuple(str(part) for part in path))
         if value != "auto" or (entry is not None and (entry.key is None or entry.key.auto)):
             continue
-        if entry is None or is_placeholder(entry) or (entry.key and fits(entry, entry.key) and not entry.key.choices):
+        if entry is None or is_placeholder(entry) or _passes_as_text(entry):
             yield path, entry
+
+
+def _passes_as_text(entry: Entry) -> bool:
+    return entry.key is not None and fits(entry, entry.key) and not entry.key.choices
 
 
 def _leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:

@@ -35,7 +35,7 @@ def triangle(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
         ranks = replicas(plan, file, settings)
         if not ranks:
             if batch.train % product:
-                message = f"{TRAIN} {batch.train:g} is no multiple of {MICRO} {batch.micro:g} * {STEPS} {batch.steps:g}"
+                message = f"{TRAIN} {batch.train:g} is no multiple of {batch.micro:g} * {batch.steps:g}"
                 yield hit(file, (TRAIN,), f"{message}, so it fits no number of ranks. {_ASSERTION}", _DROP)
         elif all(batch.train != product * dp for dp in ranks):
             message = f"{TRAIN} {batch.train:g} != {batch.micro:g} * {batch.steps:g} * {ranks[0]} replicas"
@@ -54,8 +54,8 @@ def divisible(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
         if all(batch.train % (given * dp) for dp in ranks):
             factors = f"{name} {given:g} * {ranks[0]}" if given != 1 else f"{ranks[0]}"
             message = f"{TRAIN} {batch.train:g} is no multiple of {factors} replicas = {given * ranks[0]:g}."
-            fix = f"Use a multiple of {given * ranks[0]:g}."
-            yield hit(file, (TRAIN,), f"{message} DeepSpeed rounds the third number down, and then: {_ASSERTION}", fix)
+            effect = f"DeepSpeed rounds the third number down, and then: {_ASSERTION}"
+            yield hit(file, (TRAIN,), f"{message} {effect}", f"Use a multiple of {given * ranks[0]:g}.")
 
 
 @rule("batch.missing", severity="error", raised_by="DeepSpeedConfig", evidence=_EVIDENCE)

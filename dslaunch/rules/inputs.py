@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START
 from dslaunch.planfile import Plan
 from dslaunch.rules.keytable import table
@@ -43,7 +43,8 @@ def version(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     asked = release(settings.deepspeed_version)
     if files.of("deepspeed_json") and not release(first) <= asked <= release(last):
         message = f"DeepSpeed {settings.deepspeed_version} is outside the key table ({first} to {last})."
-        yield Hit("deepspeed_version", None, message, "Take findings about keys as hints, or choose a version inside.")
+        fix = "Take findings about keys as hints, or choose a version inside."
+        yield Hit("deepspeed_version", None, message, fix)
 
 
 @rule("check.world-size", severity="info", raised_by="nobody", evidence="dslaunch's own")
@@ -66,7 +67,8 @@ def manifest(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
             file = by_name.get(f"{folder}/{name}" if folder else name)
             if file is not None and hashlib.sha256(file.text.encode()).hexdigest() != digest:
                 message = f"{file.name} was changed after the manifest was written."
-                yield hit(listed, ("files", name), message, "Render again, or review the change with `dslaunch diff`.")
+                fix = "Render again, or review the change with `dslaunch diff`."
+                yield hit(listed, ("files", name), message, fix)
 
 
 def _problems(files: FileSet, rule_id: str, fix: str) -> Iterator[Hit]:

@@ -22,8 +22,8 @@ class Key:
 
     name: str
     type: str
-    """bool | int | plain_int (no text) | float | str | list | list[str] | dict | section | dtype | none | any, or two
-    of them with |."""
+    """bool | int | plain_int (no text) | float | str | list | list[str] | dict | section | dtype | none | any,
+    or two of them with |."""
     null: bool = False
     choices: tuple[str | int, ...] = ()
     fold: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import START, Position
@@ -28,17 +29,18 @@ def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     """A line that isn't `HOST slots=N`, or a host without slots."""
     for file in files.of("hostfile"):
         for line in file.value:
+            at = Position(line.line, 1)
             if not line.host:
                 message = f"{line.text[:60]!r} isn't `HOST slots=N`; the deepspeed launcher raises ValueError."
-                yield Hit(file.name, Position(line.line, 1), message, "Write `HOST slots=GPUS`, no spaces around =.")
+                yield Hit(file.name, at, message, "Write `HOST slots=GPUS`, with no spaces around =.")
             elif line.slots == 0:
                 message = f"{line.host} has slots=0: the launcher takes it and starts nothing there."
                 fix = "Delete the line, or give the number of GPUs."
-                yield Hit(file.name, Position(line.line, 1), message, fix, severity="wrong", raised_by="nobody")
+                yield Hit(file.name, at, message, fix, severity="wrong", raised_by="nobody")
             elif line.rest and not line.rest.startswith("#"):
                 message = f"{line.rest[:60]!r} after slots={line.slots} is ignored by the deepspeed launcher."
                 fix = "Write one number of slots, and nothing after it."
-                yield Hit(file.name, Position(line.line, 1), message, fix, severity="wrong", raised_by="nobody")
+                yield Hit(file.name, at, message, fix, severity="wrong", raised_by="nobody")
 
 
 @rule("hostfile.duplicate", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
@@ -48,8 +50,9 @@ def duplicate(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
         first: dict[str, int] = {}
         for line in file.value:
             if line.host in first:
-                message = f"{line.host} stands in line {first[line.host]} already; the deepspeed launcher raises ValueError."
-                yield Hit(file.name, Position(line.line, 1), message, "Keep one line for the host, with all its slots.")
+                message = f"{line.host} stands in line {first[line.host]} already; the launcher raises ValueError."
+                fix = "Keep one line for the host, with all its slots."
+                yield Hit(file.name, Position(line.line, 1), message, fix)
             elif line.host:
                 first[line.host] = line.line
 
@@ -58,7 +61,7 @@ def duplicate(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
     "layout.ranks",
     severity="error",
     raised_by="nobody",
-    evidence="NVIDIA/Megatron-LM:megatron/core/parallel_state.py core_v0.16.1 (world size % model size); arithmetic",
+    evidence="NVIDIA/Megatron-LM:megatron/core/parallel_state.py initialize_model_parallel 0.16.1; arithmetic",
 )
 def ranks(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """More ranks than GPUs, or a grid that doesn't tile the ranks."""
@@ -95,11 +98,9 @@ def _grid(file: File, world: int) -> Iterator[Hit]:
     sizes = {name: file.value.value(name) or "1" for name in _GRID}
     if not all(size.isdecimal() and len(size) < 7 and int(size) for size in sizes.values()):
         return
-    product = 1
-    for size in sizes.values():
-        product *= int(size)
-    if world % product:
-        name = next(name for name in (*_GRID, "") if not name or file.value.value(name))
-        factors = " * ".join(sizes.values())
-        message = f"tp * pp * cp = {factors} = {product} doesn't divide {world} ranks; Megatron raises RuntimeError."
+    product = prod(int(size) for size in sizes.values())
+    if product and world % product:
+        name = next(name for name in _GRID if sizes[name] != "1")
+        grid = f"tp * pp * cp = {' * '.join(sizes.values())} = {product}"
+        message = f"{grid} doesn't divide {world} ranks; Megatron raises RuntimeError."
         yield Hit(file.name, file.value.position(name), message, f"Choose sizes whose product divides {world}.")

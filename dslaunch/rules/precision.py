@@ -25,7 +25,13 @@ def both(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
             yield hit(file, ("fp16", "enabled"), message, "Keep bf16 on Ampere and newer GPUs, fp16 on V100.")
 
 
-@rule("precision.master-weights", severity="error", raised_by="DeepSpeedConfig", evidence=_EVIDENCE, since="0.18.9")
+@rule(
+    "precision.master-weights",
+    severity="error",
+    raised_by="DeepSpeedConfig",
+    since="0.18.9",
+    evidence=_EVIDENCE,
+)
 def master_weights(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """16-bit master weights or optimizer states without what they need."""
     for file in files.of("deepspeed_json"):

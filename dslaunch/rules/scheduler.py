@@ -17,7 +17,7 @@ _WITH_TOTAL = ("WarmupDecayLR", "WarmupCosineLR")
     "scheduler.warmup",
     severity="error",
     raised_by="deepspeed.initialize",
-    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/lr_schedules.py 0.19.8; DeepSpeed#8126 (0.19.3) for the check",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/lr_schedules.py 0.19.8; DeepSpeed#8126 (0.19.3)",
 )
 def warmup(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Warm-up steps that are no positive whole number, or no total to decay over."""
@@ -32,11 +32,9 @@ def warmup(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[H
             message = f"{name} needs total_num_steps: DeepSpeed raises TypeError when it builds the scheduler."
             yield hit(file, ("scheduler", "params"), message, "Give the number of optimizer steps of the run.")
         elif name in _WITH_TOTAL and _positive(steps) and _positive(total) and total < steps:
-            message = f"total_num_steps {total} is less than warmup_num_steps {steps}: after the warm-up the rate is 0."
-            yield hit(
-                file, ("scheduler", "params", "total_num_steps"), message, "Give the optimizer steps of the whole run.",
-                severity="wrong", raised_by="nobody",
-            )  # fmt: skip
+            path, fix = ("scheduler", "params", "total_num_steps"), "Give the optimizer steps of the whole run."
+            message = f"total_num_steps {total} < warmup_num_steps {steps}: the rate falls to its floor at once."
+            yield hit(file, path, message, fix, severity="wrong", raised_by="nobody")
 
 
 def _bad_steps(file: File, steps: object, settings: Settings) -> Hit:

@@ -20,6 +20,7 @@ _KNOWN_SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{20,}"
     r"|AKIA[A-Z0-9]{16}|xox[bp]-[A-Za-z0-9-]{20,})\b"
 )
+_KEPT = "the file is kept with the run and shown in reviews"
 _FIX = "Name the variable in launcher.pass_env, export it where you launch, and revoke what was written down."
 
 
@@ -27,7 +28,7 @@ _FIX = "Name the variable in launcher.pass_env, export it where you launch, and 
     "env.secret",
     severity="wrong",
     raised_by="nobody",
-    evidence="huggingface/diffusers#6916, NVIDIA-NeMo/Speech#14850; shapes of tokens as their issuers document them",
+    evidence="huggingface/diffusers#6916; shapes of tokens as their issuers document them",
 )
 def secret(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A secret's value stands in a file."""
@@ -44,13 +45,13 @@ def _assigned(file: File) -> Iterator[Hit]:
         return
     for assignment in file.value:
         if _is_secret_name(assignment.name) and _is_secret_value(assignment):
-            message = f"{assignment.name} is set to a literal value; the file is kept with the run and shown in reviews."
+            message = f"{assignment.name} is set to a literal value; {_KEPT}."
             yield Hit(file.name, assignment.at, message, _FIX)
 
 
 def _in_json(file: File) -> Iterator[Hit]:
     if file.kind == "deepspeed_json" and file.get("comet", "api_key"):
-        message = "comet.api_key holds the key itself; the file is kept with the run and shown in reviews."
+        message = f"comet.api_key holds the key itself; {_KEPT}."
         yield hit(file, ("comet", "api_key"), message, "Delete it, and pass COMET_API_KEY by name.")
 
 
@@ -71,5 +72,5 @@ def _is_secret_name(name: str) -> bool:
 
 def _is_secret_value(assignment: Assignment) -> bool:
     value = assignment.value
-    plain = not value or value.isdecimal() or value.lower() in ("true", "false", "none") or value.startswith(("<", "/"))
-    return assignment.literal and not plain
+    word = value.isdecimal() or value.lower() in ("", "true", "false", "none")
+    return assignment.literal and not word and not value.startswith(("<", "/"))

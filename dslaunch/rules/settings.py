@@ -28,9 +28,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\d+(\.\d+)*", self.deepspeed_version):
-            raise ConfigError(
-                f"DeepSpeed version {self.deepspeed_version!r}: expected numbers and dots, such as {NEWEST_DEEPSPEED}."
-            )
+            found = f"DeepSpeed version {self.deepspeed_version!r}"
+            raise ConfigError(f"{found}: expected numbers and dots, as in {NEWEST_DEEPSPEED}.")
         for name in ("world_size", "tp", "pp"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -29,8 +29,8 @@ def stage(file: File) -> int | None:
     "zero.pp-stage",
     severity="error",
     raised_by="deepspeed.initialize",
-    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/engine.py PipelineEngine.__init__ 0.19.8; DeepSpeed#823; "
-    "deepspeedai/Megatron-DeepSpeed#474",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/engine.py PipelineEngine.__init__ 0.19.8; "
+    "DeepSpeed#823; deepspeedai/Megatron-DeepSpeed#474",
 )
 def pipeline_stage(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """ZeRO-2 or ZeRO-3 under a pipeline: DeepSpeed asserts after the model is built."""
@@ -45,8 +45,9 @@ def pipeline_stage(plan: Plan | None, files: FileSet, settings: Settings) -> Ite
         names = {flag.name for flag in args.flags}
         zero = args.value("--zero-stage") or ""
         if "--deepspeed" in names and zero in ("2", "3") and "--no-pipeline-parallel" not in names:
-            message = f"--zero-stage {zero} with Megatron-DeepSpeed's pipeline module, used for pp 1 too: {_ASSERTS}."
-            yield Hit(file.name, args.position("--zero-stage"), message, f"{fix} pp 1 needs --no-pipeline-parallel.")
+            message = f"--zero-stage {zero} with Megatron-DeepSpeed's pipeline module (for pp 1 too): {_ASSERTS}."
+            more = f"{fix} pp 1 needs --no-pipeline-parallel."
+            yield Hit(file.name, args.position("--zero-stage"), message, more)
     yield from _planned(plan, fix)
 
 
@@ -83,10 +84,10 @@ def offload_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
         if level is None:
             continue
         if level == 0 and _offloads(file, "offload_optimizer"):
-            message = "offload_optimizer at ZeRO stage 0: the CPU optimizer gets parameters on the GPU and its step fails."
+            message = "offload_optimizer at stage 0: the CPU optimizer gets parameters on the GPU and fails."
             yield hit(file, (_ZERO, "offload_optimizer"), message, "Use stage 1, 2 or 3, or no offload.")
         if level < 3 and _offloads(file, "offload_param"):
-            message = f"offload_param at ZeRO stage {level}: DeepSpeed ignores it without a word; only stage 3 has it."
+            message = f"offload_param at ZeRO stage {level}: DeepSpeed ignores it without a word."
             yield hit(
                 file, (_ZERO, "offload_param"), message, "Use stage 3, or delete offload_param.",
                 severity="wrong", raised_by="nobody",

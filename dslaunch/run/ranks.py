@@ -1,4 +1,4 @@
-"""How each rank ended, as program.sh records it: RUN/ranks/RANK.exit holds `running`, then the exit status.
+"""How each rank ended, as rank.sh records it: RUN/ranks/RANK.exit holds `running`, then the exit status.
 
 An exit status of 0 from a launcher is not enough: DeepSpeed's runner exits 0 where a signal killed the
 process that it started (deepspeed/launcher/runner.py 0.19.8: only a positive return code is passed on).

@@ -166,6 +166,9 @@ class Model(Part):
                         f"edge {edge.source} -> {edge.to}: no component '{end}'; "
                         f"there are {listed(self.components)}.{nearest(end, self.components)}"
                     )
+        alone = set(self.components) - {end for edge in self.edges for end in (edge.source, edge.to)}
+        if len(self.components) > 1 and alone:
+            raise ValueError(f"no edge joins {listed(sorted(alone))} to the rest of the model")
         try:
             graphlib.TopologicalSorter(_sources(self.edges)).prepare()
         except graphlib.CycleError as error:

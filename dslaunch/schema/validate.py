@@ -15,6 +15,7 @@ from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy, Strategy
 
 Path = tuple[str | int, ...]
+_YAML_KINDS = {bool: "truth value", int: "number", float: "number"}
 
 
 def validate(tree: Mapping[str, Any], locate: Callable[[Sequence[str | int]], str]) -> RunConfig:
@@ -88,7 +89,7 @@ def _words(mistake: dict[str, Any], path: Path) -> str:
     if kind == "missing":
         return f"is missing.{_doc(path)}"
     if kind == "string_type" and isinstance(found, bool | int | float):
-        return f"is {found!r}, a {type(found).__name__} to YAML, where text belongs. Put it in quotes."
+        return f"is {found!r}, a {_YAML_KINDS[type(found)]} to YAML, where text belongs. Put it in quotes."
     if kind == "model_type" or kind == "model_attributes_type":
         return f"is {found!r}; it takes keys: {listed(_fields(path))}.{_doc(path)}"
     allowed = str(mistake.get("ctx", {}).get("expected", "")).replace(" or ", ", ")

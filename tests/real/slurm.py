@@ -24,7 +24,7 @@ import pytest
 from tests.real.parts import need
 
 _START_LIMIT_S = 60.0
-_CPUS = 16
+_CPUS = 128
 _SBIN = os.environ["PATH"] + ":/usr/sbin:/sbin"
 
 
@@ -61,7 +61,7 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(nodes: int = 8, gpus_per_node: int = 8) -> Iterator[SlurmCluster]:
+def slurm_cluster(nodes: int = 9, gpus_per_node: int = 8) -> Iterator[SlurmCluster]:
     """Start a cluster, and stop it by the recorded process ids; its folder is removed."""
     folder = Path(tempfile.mkdtemp(prefix="dslaunch-slurm-", dir="/tmp"))
     folder.chmod(0o755)
@@ -80,7 +80,7 @@ def slurm_cluster(nodes: int = 8, gpus_per_node: int = 8) -> Iterator[SlurmClust
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
-    """8 nodes x 8 GPUs for the whole session."""
+    """9 nodes x 8 GPUs for the whole session: 8 for a job, and one to exclude."""
     need("slurm")
     if os.geteuid() != 0:
         pytest.skip("a SLURM cluster on one host is started as root")
@@ -136,7 +136,7 @@ def _write_config(cluster: SlurmCluster) -> None:
         "GresTypes=gpu",
         *(
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={_CPUS} "
-            f"Gres=gpu:{cluster.gpus_per_node} Feature=a100"
+            f"Gres=gpu:{cluster.gpus_per_node} Feature={'spare' if name == cluster.nodes[-1] else 'main'}"
             for name, port in zip(cluster.nodes, node_ports, strict=True)
         ),
         f"PartitionName=train Nodes={','.join(cluster.nodes)} Default=YES MaxTime=1:00:00 State=UP",

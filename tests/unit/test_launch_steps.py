@@ -18,7 +18,7 @@ from tests.launching import HOSTILE, make_files, make_plan, put
 
 
 def _request(plan: Plan, work_dir: Path, **environ: str) -> LaunchRequest:
-    files = make_files(plan, launch_sh="", program_sh="echo 0 >../ranks/0.exit", job_sbatch="")
+    files = make_files(plan, launch_sh="", rank_sh="echo 0 >../ranks/0.exit", job_sbatch="")
     environ = {"PATH": "/usr/bin:/bin", **environ}
     return LaunchRequest(plan, files, work_dir / HOSTILE, work_dir, environ, wait=False)
 
