@@ -283,10 +283,12 @@ def completion(words: tuple[str, ...]) -> int:
 
 
 def _check_paths(paths: Sequence[Path], topology: dict[str, Any]) -> tuple[Finding, ...]:
-    from dslaunch.rules.checking import check_paths
+    from dslaunch.rules.checking import check_folder, check_paths
     from dslaunch.rules.settings import Settings
 
     given = {key: value for key, value in topology.items() if value}
+    if len(paths) == 1 and (paths[0] / "plan.json").is_file():
+        return check_folder(paths[0])
     files = [f for p in paths for f in (sorted(p.iterdir()) if p.is_dir() else [p])]
     return check_paths(files, Settings(**given))
 

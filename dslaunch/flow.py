@@ -81,9 +81,9 @@ def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str]]:
 
 
 def judged(request: Request) -> tuple[Finding, ...]:
-    """Every finding on the plan and, where it can be rendered, on its files."""
+    """Every finding on the plan and on its files; those of the plan are in its prediction.json."""
     config, plan, prediction = planned(request)
-    return prediction.findings + _files(request, config, plan, prediction)[1]
+    return _files(request, config, plan, prediction)[1]
 
 
 def refusing(findings: Sequence[Finding], accepted: Sequence[str]) -> list[Finding]:

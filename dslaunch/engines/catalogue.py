@@ -28,8 +28,10 @@ class Key:
     """What replaces it, where it is deprecated."""
     unknown: str = ""
     """What happens to a key that is not among `keys`: forbid (error) | ignore (silently) | any (accepted)."""
+    section: bool = False
+    """Holds keys of its own, though not all of them need be known."""
     keys: Mapping[str, Key] = field(default_factory=dict)
-    """The keys of a section; empty for a plain value."""
+    """The known keys of a section."""
 
     def find(self, name: str) -> Key | None:
         """The key `name` of this section, by its name or alias."""
@@ -76,6 +78,7 @@ def _key(data: dict[str, Any], inherited: str) -> Key:
         alias=data.get("alias", ""),
         deprecated=data.get("deprecated", ""),
         unknown=unknown,
+        section="keys" in data,
         keys={name: _key(item, unknown) for name, item in data.get("keys", {}).items()},
     )
 

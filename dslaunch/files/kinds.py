@@ -26,7 +26,7 @@ _JSON_NAME = re.compile(r"\.h?json$", re.IGNORECASE)
 _SHELL_NAME = re.compile(r"\.(?:sh|bash|sbatch|slurm)$", re.IGNORECASE)
 _ENV_NAME = re.compile(r"^(?:env\.sh|ds_env|.*\.env|\.deepspeed_env)$", re.IGNORECASE)
 _HOST_LINE = re.compile(r"\S+\s+\S*slots?\s*[=:]", re.IGNORECASE)
-_ENV_LINE = re.compile(r"(?:export\s+)?[A-Za-z_]\w*=")
+_ENV_LINE = re.compile(r"(?:export\s+)?[A-Za-z_]\w*=(?:\"[^\"]*\"|'[^']*'|\S*)$")
 
 
 def looks_like_json(name: str, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which link joins the members of a group. Ranks fill nodes in order."""
+"""Which link joins the members of a group. Ranks fill nodes in order, and nodes fill NVLink domains."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ from dslaunch.schema.cluster import Cluster, Link
 
 
 def tensor_domain(cluster: Cluster) -> int:
-    """GPUs within which a tensor-parallel group must stay: the NVLink domain; a node where there is none."""
-    domain = cluster.node.nvlink_domain
-    return (
-        cluster.slots
-        if domain <= 1
-        else min(domain, cluster.slots)
-        if domain <= cluster.node.gpus
-        else domain
-    )
+    """GPUs within which a tensor-parallel group must stay: the NVLink domain; a node where there is none.
+
+    A domain that spans nodes (72 GPUs in 18 nodes of GB200) counts the GPUs used in each of them, and no more
+    than the cluster has.
+    """
+    domain, node = cluster.node.nvlink_domain, cluster.node.gpus
+    if domain <= 1:
+        return cluster.slots
+    if domain <= node:
+        return min(domain, cluster.slots)
+    return min(domain // node * cluster.slots, cluster.world_size)
 
 
 def group_link(cluster: Cluster, span: int) -> Link:
-    """The slowest link inside a group whose first and last rank are `span` - 1 ranks apart."""
+    """The slowest link inside a group whose first and last rank are `span` - 1 ranks apart.
+
+    Where links run from GPU to GPU, a group of n uses n - 1 of a GPU's links, and the others lie idle.
+    """
     fast = max(cluster.slots, tensor_domain(cluster))
-    if span <= fast or cluster.network is None:
-        return cluster.intra
-    return cluster.network
+    if span > fast and cluster.network is not None:
+        return cluster.network
+    link = cluster.intra
+    if link.peer_gb_per_s is None or span < 2:
+        return link
+    return link.model_copy(update={"gb_per_s": min(link.gb_per_s, (span - 1) * link.peer_gb_per_s)})
 
 
 def describe(cluster: Cluster) -> str:

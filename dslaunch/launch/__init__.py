@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, LaunchError
 from dslaunch.launch import local, slurm, ssh, torchrun
-from dslaunch.launch.checks import check
+from dslaunch.launch.checks import check, check_machine
 from dslaunch.launch.choose import choose
 from dslaunch.launch.execute import execute
 from dslaunch.launch.request import LaunchRequest
@@ -61,15 +60,14 @@ def launch(
     if dry_run:
         for step in steps:
             echo(step.describe())
+        if not launcher:
+            echo(_next_command(request))
         return 0
+    check_machine(request, launcher)
     _ask(plan, launcher, confirm)
     request = replace(request, run_dir=create(run_root, plan.name))
     echo(f"run folder: {request.run_dir}")
-    try:
-        status = execute(_steps(request, launcher, source), request.run_dir, launcher, echo)
-    except ConfigError:
-        shutil.rmtree(request.run_dir)
-        raise
+    status = execute(_steps(request, launcher, source), request.run_dir, launcher, echo)
     if not launcher:
         raise LaunchError(_next_command(request), status=5)
     return status
@@ -123,11 +121,9 @@ def _ask(plan: Plan, launcher: str, confirm: Callable[[str], bool] | None) -> No
 
 
 def _next_command(request: LaunchRequest) -> str:
-    cluster = request.plan.cluster
+    cluster, folder = request.plan.cluster, shlex.quote(str(request.run_dir))
     return (
-        f"Nothing was launched: this machine is not the cluster ({cluster.nodes} nodes x "
-        f"{cluster.gpus_per_node} "
-        f"{cluster.gpu}), no SLURM controller answers, and no hostfile is named. The files are in "
-        f"{request.run_dir}. On a login node of the cluster, type:\n"
-        f"  dslaunch launch {shlex.quote(str(request.run_dir))} launcher=slurm"
+        f"Nothing is launched: this machine is not the cluster ({cluster.nodes} nodes x {cluster.gpus_per_node} "
+        f"{cluster.gpu}), no SLURM controller answers, and no hostfile is named. On a login node of it, type\n"
+        f"  dslaunch launch {folder} launcher=slurm"
     )

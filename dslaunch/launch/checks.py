@@ -14,23 +14,35 @@ _MEGATRON = ("megatron", "megatron_deepspeed")
 
 
 def check(request: LaunchRequest, launcher: str) -> None:
-    """Every check that holds for `launcher`.
+    """What a dry run checks too: the program, and what the plan asks of `launcher`.
 
     Raises:
         ConfigError: the first fault found.
     """
     _check_program(request)
+    nodes = request.plan.cluster.nodes
+    if launcher == "local" and nodes > 1:
+        raise ConfigError(
+            f"launcher.name=local: the plan has {nodes} nodes, this machine is one. Use launcher=slurm or "
+            "launcher=ssh, or plan for this machine with cluster=local"
+        )
+    if launcher in ("local", "torchrun"):
+        _check_paths(request)
+
+
+def check_machine(request: LaunchRequest, launcher: str) -> None:
+    """What only a launch needs of this machine and shell.
+
+    Raises:
+        ConfigError: the first fault found.
+    """
     _check_environment(request)
     if launcher in ("local", "torchrun"):
         _check_python(request)
-        _check_paths(request)
-    if launcher == "local" and request.plan.cluster.nodes > 1:
-        raise ConfigError(
-            f"launcher.name=local: the plan has {request.plan.cluster.nodes} nodes, this machine is one. Use "
-            "launcher=slurm or launcher=ssh, or plan for this machine with cluster=local"
-        )
-    if launcher in ("local", "torchrun") and request.plan.cluster.nodes == 1:
-        _check_port(request.plan.launcher.master_port)
+        if request.plan.cluster.nodes == 1:
+            _check_port(request.plan.launcher.master_port)
+    if launcher == "slurm" and not request.inside_allocation:
+        _check_sbatch(request)
 
 
 def _check_program(request: LaunchRequest) -> None:
@@ -62,9 +74,8 @@ def _check_environment(request: LaunchRequest) -> None:
     missing = [name for name in request.plan.launcher.pass_env if name not in request.environ]
     if missing:
         raise ConfigError(
-            f"launcher.pass_env: {', '.join(missing)} is not set in this shell. Set and export it, or take "
-            "the name "
-            "out of launcher.pass_env"
+            f"launcher.pass_env: {', '.join(missing)} is not set in this shell. Export it, or take the "
+            "name out of launcher.pass_env"
         )
 
 
@@ -90,9 +101,15 @@ def _check_paths(request: LaunchRequest) -> None:
         if value.startswith(("/", "./", "../", "~")):
             path = request.absolute(value)
             if not path.exists() and not path.with_name(path.name + ".bin").exists():
-                raise ConfigError(
-                    f"{key}: {value} does not exist on this machine ({path}). Give a path that does"
-                )
+                raise ConfigError(f"{key}: {value} does not exist on this machine ({path}). Give a path that does")
+
+
+def _check_sbatch(request: LaunchRequest) -> None:
+    if not shutil.which("sbatch", path=request.environ.get("PATH")):
+        raise ConfigError(
+            "launcher.name=slurm: sbatch is not on this machine's PATH. Render with `dslaunch render -o DIR`, and "
+            "type `dslaunch launch DIR` on a login node of the cluster"
+        )
 
 
 def _check_port(port: int) -> None:
@@ -104,7 +121,6 @@ def _check_port(port: int) -> None:
             probe.bind(("", port))
         except OSError as error:
             raise ConfigError(
-                f"launcher.master_port: {port} cannot be used on this machine: {error.strerror}. Give "
-                "another port, "
-                "or leave it out: a free one is chosen at launch"
+                f"launcher.master_port: {port} cannot be used on this machine: {error.strerror}. Give another "
+                "port, or leave it out: a free one is chosen at launch"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def execute(steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[
     """Execute the steps in order; returns 0 where the job succeeded or was submitted, 1 where it failed.
 
     Raises:
-        ConfigError: SLURM refused the job, or a file cannot be written.
+        ConfigError: SLURM refused the job, and the run folder is gone; or a file cannot be written.
         LaunchError: a command could not be started.
     """
     status = 0
@@ -65,27 +66,26 @@ def _execute(step: Execute, run_dir: Path, echo: Callable[[str], None]) -> int:
         append_event(run_dir, "started", argv=step.argv, pid=process.pid, **port)
 
     ended = supervise(step.argv, step.cwd, env, step.log, sys.stdout.buffer, started)
-    problem = _problem(ended, run_dir, step)
-    status = ended.status or (1 if problem else 0)
-    outcome = "stopped" if ended.stopped_by else "failed" if status else "finished"
+    status, why = _judge(ended, run_dir, step)
+    outcome = "stopped" if ended.stopped_by else "failed" if why else "finished"
     update_state(run_dir, status=outcome, exit_status=status)
-    append_event(run_dir, outcome, exit_status=status, why=problem, left_over=ended.left_over)
+    append_event(run_dir, outcome, exit_status=status, why=why, left_over=ended.left_over)
     if ended.survivors:
         echo(f"still running after SIGKILL: process {', '.join(map(str, ended.survivors))}")
-    if outcome == "finished":
+    if not why:
         return 0
-    echo(f"the job {outcome}: {problem}. Its output is in {step.log}")
+    echo(f"the job {outcome}: {why}. Its output is in {step.log}")
     return 1
 
 
-def _problem(ended: Ended, run_dir: Path, step: Execute) -> str:
-    """Why the command did not succeed; empty where it did."""
+def _judge(ended: Ended, run_dir: Path, step: Execute) -> tuple[int, str]:
+    """The exit status, and why the job did not succeed; an empty text where it did."""
     if ended.stopped_by:
-        return f"{ended.stopped_by} ended it"
-    ranks = fault(run_dir, step.ranks if ended.status == 0 else None)
-    if ended.status == 0:
-        return ranks
-    return f"{' '.join(step.argv)} exits {ended.status}" + (f"; {ranks}" if ranks else "")
+        return ended.status, f"{ended.stopped_by} ended it"
+    found = fault(run_dir, step.ranks if ended.status == 0 else None)
+    if found is not None:
+        return found.exit_status, found.why
+    return ended.status, f"{' '.join(step.argv)} exits {ended.status}" if ended.status else ""
 
 
 def _submit(step: Submit, run_dir: Path, echo: Callable[[str], None]) -> None:
@@ -106,10 +106,13 @@ def _submit(step: Submit, run_dir: Path, echo: Callable[[str], None]) -> None:
         update_state(run_dir, status="failed")
         raise LaunchError(f"sbatch: {error}. Ask squeue whether the job is queued") from error
     if done.returncode:
+        shutil.rmtree(run_dir)
         message = done.stderr.strip() or f"exit status {done.returncode}"
         raise ConfigError(
             f"{message}\nsbatch refused the job; nothing was queued. Change launcher.slurm.* and try again"
         )
+    if done.stderr:
+        echo(done.stderr.strip())
     job = done.stdout.strip().split(";")[0]
     update_state(run_dir, status="submitted", slurm_job=job)
     append_event(run_dir, "submitted", job=job)
@@ -124,9 +127,12 @@ def _follow(run_dir: Path, echo: Callable[[str], None]) -> int:
         echo(f"job {job} goes on. To end it: scancel {job}")
         return 0
     outcome = "finished" if end.succeeded else "stopped" if end.state == "CANCELLED" else "failed"
-    update_state(run_dir, status=outcome, exit_status=end.exit_status)
-    append_event(run_dir, outcome, job=job, state=end.state, exit_status=end.exit_status)
+    found = fault(run_dir, None) if outcome == "failed" else None
+    status = found.exit_status if found else end.exit_status
+    update_state(run_dir, status=outcome, exit_status=status)
+    append_event(run_dir, outcome, job=job, state=end.state, exit_status=status, why=found.why if found else "")
     if end.succeeded:
         return 0
-    echo(f"job {job} ended as {end.state}, exit status {end.exit_status}. Its output is in {run_dir}/logs")
+    why = found.why if found else f"exit status {status}"
+    echo(f"job {job} ended as {end.state}: {why}. Its output is in {run_dir}/logs")
     return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from dslaunch.errors import LaunchError
 _LOG_EVERY_S = 1.0
 _ASK_AT_MOST_EVERY_S = 30.0
 _COMMAND_LIMIT_S = 60.0
-_MISSES = 10
+_FIELD = re.compile(r"\b(JobState|Reason|ExitCode)=(\S+)")
 _ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "REVOKED", "TIMEOUT",
@@ -26,7 +27,7 @@ class JobState:
     """A job as SLURM reports it."""
 
     state: str
-    """Such as PENDING, RUNNING, COMPLETED, FAILED."""
+    """Such as PENDING, RUNNING, COMPLETED, FAILED; `no answer` where SLURM gives none for now."""
     reason: str
     exit_status: int
     """Of the batch script; 128 + N where signal N ended it."""
@@ -44,13 +45,13 @@ def follow(job: str, log: Path, out: BinaryIO, echo: Callable[[str], None]) -> J
     """Copy the job's log to `out` and report each new state, until the job ended.
 
     Raises:
-        LaunchError: SLURM no longer knows the job, or does not answer.
+        LaunchError: SLURM no longer knows the job.
         KeyboardInterrupt: the user stops looking; the job goes on.
     """
     shown, told = 0, ""
     pause = _LOG_EVERY_S
     while True:
-        now = _ask_patiently(job)
+        now = ask(job)
         words = now.state if now.reason in ("", "None") or now.ended else f"{now.state} ({now.reason})"
         if words != told:
             echo(f"job {job}: {words}")
@@ -65,38 +66,34 @@ def follow(job: str, log: Path, out: BinaryIO, echo: Callable[[str], None]) -> J
             shown = _copy_from(log, shown, out)
 
 
-def ask(job: str) -> JobState | None:
-    """What the controller, or else the accounting, says of a job; None where neither knows it."""
-    line = _output("scontrol", "show", "job", "--oneliner", job)
-    if line:
-        # Values may hold blanks, and a user's (JobName, Comment) even `=`: the three needed here come
-        # with the first occurrence of their name, and only JobName stands before them.
-        fields = dict(word.split("=", 1) for word in reversed(line.split()) if "=" in word)
+def ask(job: str) -> JobState:
+    """What the controller, or else the accounting, says of a job.
+
+    Raises:
+        LaunchError: SLURM answers that it does not know the job.
+    """
+    answer = _run("scontrol", "show", "job", "--oneliner", job)
+    if answer.returncode == 0:
+        fields = dict(_FIELD.findall(answer.stdout))
         return JobState(fields["JobState"], fields["Reason"], _exit_status(fields["ExitCode"]))
-    row = _output("sacct", "--noheader", "--parsable2", "--allocations", "--format=State,ExitCode", "-j", job)
+    if "Invalid job id" not in answer.stderr:
+        return JobState("no answer", answer.stderr.strip(), 0)
+    # The controller forgets a job some minutes after its end (MinJobAge).
+    form = ("--noheader", "--parsable2", "--allocations", "--format=State,ExitCode")
+    row = _run("sacct", *form, "-j", job).stdout.strip()
     if not row:
-        return None
+        raise LaunchError(
+            f"job {job}: SLURM no longer knows it, and there is no accounting, so its end is not known. Look at "
+            "the log in the run folder"
+        )
     state, exit_code = row.splitlines()[0].split("|")
     return JobState(state.split()[0], "", _exit_status(exit_code))
 
 
-def _ask_patiently(job: str) -> JobState:
-    """A busy controller may miss an answer; ten in a row are an error."""
-    for _ in range(_MISSES):
-        state = ask(job)
-        if state is not None:
-            return state
-        time.sleep(_LOG_EVERY_S)
-    raise LaunchError(
-        f"job {job}: SLURM does not report it any more, so its end is not known. Ask `sacct -j {job}`, or "
-        "look "
-        "at the log in the run folder"
-    )
-
-
-def _output(*argv: str) -> str:
+def _run(*argv: str) -> subprocess.CompletedProcess[str]:
+    """A SLURM command's answer; one that cannot be had is a failed one."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -105,9 +102,8 @@ def _output(*argv: str) -> str:
             timeout=_COMMAND_LIMIT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(argv, returncode=1, stdout="", stderr=str(error))
 
 
 def _exit_status(code: str) -> int:

@@ -29,14 +29,11 @@ def parse_hostfile(text: str, where: str) -> dict[str, int]:
             raise ConfigError(f"{where}:{number}: {entry!r} is no line of a hostfile. Write `HOST slots=N`")
         host, slots = match.group(1), int(match.group(2))
         if host in hosts:
-            raise ConfigError(
-                f"{where}:{number}: host {host} stands here for the second time. Name each host once"
-            )
+            raise ConfigError(f"{where}:{number}: host {host} stands here for the second time. Name it once")
         hosts[host] = slots
     if not hosts:
         raise ConfigError(
-            f"{where}: names no host. Write one line a node, `HOST slots=N`, or list the nodes in "
-            "cluster.hosts"
+            f"{where}: names no host. Write one line a node, `HOST slots=N`, or list the nodes in cluster.hosts"
         )
     return hosts
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 from dslaunch.errors import ConfigError
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute, Follow, Step, Submit
@@ -17,9 +15,8 @@ SHELL_NAMES = (
 _JOB_NAMES = (
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NUM_NODES",
     "SLURM_NNODES", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION",
-    "SLURM_JOB_ACCOUNT", "SLURM_JOB_QOS",
-    "SLURM_JOB_UID", "SLURM_JOB_GID", "SLURM_JOB_USER", "SLURM_JOB_GPUS", "SLURM_JOB_END_TIME",
-    "SLURM_JOB_START_TIME", "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST",
+    "SLURM_JOB_ACCOUNT", "SLURM_JOB_QOS", "SLURM_JOB_UID", "SLURM_JOB_GID", "SLURM_JOB_USER", "SLURM_JOB_GPUS",
+    "SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME", "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST",
     "SLURM_WORKING_CLUSTER",
 )  # fmt: skip
 """What describes the allocation. The other SLURM_* are options, or a step's, and would mislead the srun."""
@@ -29,16 +26,10 @@ def prepare(request: LaunchRequest) -> list[Step]:
     """Submit the job, and follow it where that is asked for; inside an allocation run it there.
 
     Raises:
-        ConfigError: no sbatch here, or an allocation of another size.
+        ConfigError: an allocation of another size.
     """
     if request.inside_allocation:
         return [_in_allocation(request)]
-    if not shutil.which("sbatch", path=request.environ.get("PATH")):
-        raise ConfigError(
-            "launcher.name=slurm: sbatch is not on this machine's PATH. Render with `dslaunch render -o "
-            "DIR`, and "
-            "type `dslaunch launch DIR` on a login node of the cluster"
-        )
     run_dir = str(request.run_dir)
     log = f"{run_dir.replace('%', '%%')}/logs/slurm-%j.out"
     passed = [name for name in SHELL_NAMES if name in request.environ]
@@ -55,9 +46,8 @@ def _in_allocation(request: LaunchRequest) -> Execute:
     nodes = request.environ.get("SLURM_JOB_NUM_NODES", "")
     if nodes != str(request.plan.cluster.nodes):
         raise ConfigError(
-            f"launcher.name=slurm: allocation {request.environ['SLURM_JOB_ID']} has {nodes or 'unknown'} "
-            "nodes, the "
-            f"plan {request.plan.cluster.nodes}. Plan for this allocation, or launch outside of it"
+            f"launcher.name=slurm: allocation {request.environ['SLURM_JOB_ID']} has {nodes or 'unknown'} nodes, "
+            f"the plan {request.plan.cluster.nodes}. Plan for this allocation, or launch outside of it"
         )
     return Execute(
         argv=("bash", "job.sbatch"),

@@ -29,8 +29,7 @@ def _text(request: LaunchRequest) -> str:
     if not request.plan.launcher.hostfile:
         if "hostfile" not in request.files:
             raise ConfigError(
-                "launcher.name=ssh: no host is named. Give launcher.hostfile=FILE (lines of `HOST "
-                "slots=N`), or "
+                "launcher.name=ssh: no host is named. Give launcher.hostfile=FILE (lines of `HOST slots=N`), or "
                 "cluster.hosts=[HOST,...] when the files are rendered"
             )
         return request.files["hostfile"]
@@ -38,6 +37,5 @@ def _text(request: LaunchRequest) -> str:
         return Path(request.hostfile).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"launcher.hostfile: {request.hostfile} cannot be read: {error}. Name a file with lines of "
-            "`HOST slots=N`"
+            f"launcher.hostfile: {request.hostfile} cannot be read: {error}. Its lines are `HOST slots=N`"
         ) from error

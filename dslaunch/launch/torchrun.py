@@ -21,12 +21,10 @@ def prepare(request: LaunchRequest) -> list[Step]:
     port = request.plan.launcher.master_port
     if rank not in {str(node) for node in range(nodes)} or not address or not port:
         raise ConfigError(
-            f"launcher.name=torchrun: the plan has {nodes} nodes, and torchrun starts the ranks of one. On "
-            "each "
-            f"node, give launcher.master_port=PORT and type `DSLAUNCH_NODE_RANK=K DSLAUNCH_MASTER_ADDR=HOST "
-            f"dslaunch ...` (K from 0 to {nodes - 1}, HOST the first node; found NODE_RANK {rank!r}, "
-            "MASTER_ADDR "
-            f"{address!r}, port {port}), or use launcher=slurm or launcher=ssh"
+            f"launcher.name=torchrun: the plan has {nodes} nodes, and torchrun starts the ranks of one. Give "
+            "launcher.master_port=PORT, and on each node type `DSLAUNCH_NODE_RANK=K DSLAUNCH_MASTER_ADDR=HOST "
+            f"dslaunch ...` (K from 0 to {nodes - 1}, HOST the first node; found are rank {rank!r}, address "
+            f"{address!r}, port {port}); or use launcher=slurm or launcher=ssh"
         )
     variables = {"DSLAUNCH_RUNNER": "torchrun", "DSLAUNCH_NODE_RANK": rank, "DSLAUNCH_MASTER_ADDR": address}
     return [head_node(request, variables, local_python=True, ranks=None)]

@@ -45,7 +45,11 @@ class Evaluated:
     time: StepTime
 
     def describe(self) -> str:
-        return ", ".join(f"{name} {case.layout.describe()}" for name, case in self.cases.items())
+        """The layouts in words; components that share one are named together."""
+        names: dict[str, list[str]] = {}
+        for name, case in self.cases.items():
+            names.setdefault(case.layout.describe(), []).append(name)
+        return ", ".join(f"{'+'.join(group)} {layout}" for layout, group in names.items())
 
 
 def evaluate(

@@ -101,7 +101,8 @@ def _ds_config(templates: Templates, ctx: Context, wanted: dict[str, Any]) -> st
 def _megatron_args(templates: Templates, ctx: Context, plan: Plan, config: RunConfig) -> str:
     name = "megatron_args.txt.j2"
     flags = merge_megatron(megatron_flags(plan, config), config.engine.extra, plan.engine.version)
-    text = templates.render(name, {**as_variables(ctx), "flags": [(flag, list(values)) for flag, values in flags.items()]})
+    pairs = [(flag, list(values)) for flag, values in flags.items()]
+    text = templates.render(name, {**as_variables(ctx), "flags": pairs})
     require_lines(templates.path(name), text, [" ".join((flag, *values)) for flag, values in flags.items()])
     return text
 

@@ -101,7 +101,7 @@ def _merge_section(
                 f"engine.extra.{dotted} is {value!r}: a section with keys of its own is expected; "
                 f"allowed are {listed(key.keys)}"
             )
-        if key.keys:
+        if key.section and isinstance(value, Mapping):
             value = _merge_section(merged.get(own, {}), value, key, f"{dotted}.")
         merged[own] = value
     return merged

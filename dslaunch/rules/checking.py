@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.files.fileset import FileSet, read_fileset, read_paths
-from dslaunch.planfile import Finding, Plan
+from dslaunch.planfile import Finding, Plan, plan_from_json
 from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
 from dslaunch.rules.settings import Settings, of_plan
 
@@ -36,6 +36,14 @@ def check_rendered(
 def check_paths(paths: Sequence[Path], settings: Settings) -> tuple[Finding, ...]:
     """The findings on files written elsewhere; raises ConfigError for one that can't be read as text."""
     return check(None, read_paths(paths), settings)
+
+
+def check_folder(folder: Path) -> tuple[Finding, ...]:
+    """The findings on a rendered folder, judged by its own plan.json."""
+    files = read_paths(sorted(path for path in folder.iterdir() if path.is_file()))
+    plan_file = folder / "plan.json"
+    plan = plan_from_json(plan_file.read_text(encoding="utf-8"), str(plan_file))
+    return check(plan, files, of_plan(plan))
 
 
 def waive(

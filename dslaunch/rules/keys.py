@@ -93,7 +93,7 @@ def wrong_type(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
     """A value of the wrong type: refused, or taken as it is and wrong later."""
     for file, entry in _entries(files):
         key = entry.key
-        if key is None or key.removed or is_placeholder(entry) or fits(entry, key):
+        if key is None or key.removed or entry.shadowed or is_placeholder(entry) or fits(entry, key):
             continue
         message = f"'{dotted(entry.path)}' is {shown(entry.value)}; DeepSpeed expects {expected(key)}"
         severity, raised_by, effect = effect_of_type(entry, key)
@@ -154,17 +154,14 @@ def deprecated(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
 def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Two names of one setting in the same section."""
     for file, entry in _entries(files):
-        twin = _twin(file, entry)
-        if twin is None:
-            continue
-        name = dotted(entry.path)
-        fix = f"Keep '{twin}' alone."
-        if entry.section.parser == "pydantic":
-            message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
-            yield hit(file, entry.path, message, fix)
-        else:
-            message = f"'{name}' is silently ignored, since '{twin}' stands beside it."
+        name, twin = dotted(entry.path), _twin(file, entry)
+        if entry.key is not None and entry.shadowed:
+            message = f"'{name}' is silently ignored, since '{entry.key.alias_of}' stands beside it."
+            fix = f"Keep '{entry.key.alias_of}' alone."
             yield hit(file, entry.path, message, fix, severity="wrong", raised_by="nobody")
+        elif twin is not None:
+            message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
+            yield hit(file, entry.path, message, f"Keep '{twin}' alone.")
 
 
 def _entries(files: FileSet) -> Iterator[tuple[File, Entry]]:
@@ -204,9 +201,9 @@ def _rejects(section: Section, version: str) -> bool:
 
 
 def _twin(file: File, entry: Entry) -> str | None:
-    """The other name of this key that stands in the same object, if one does."""
+    """The other name of this key in the same object, where pydantic would take both for one field."""
     key, siblings = entry.key, file.get(*entry.path[:-1])
-    if key is None:
+    if key is None or entry.section.parser != "pydantic":
         return None
     other = key.alias_of or (key.deprecated if key.exclusive else "")
     for name in (other, entry.section.keys[other].alias_of if other in entry.section.keys else ""):

@@ -82,6 +82,8 @@ class Entry:
     section: Section
     key: Key | None
     """None for a key that the section doesn't have."""
+    shadowed: bool = False
+    """The same setting stands beside it under its documented name, and DeepSpeed reads that one alone."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,9 @@ def _entries(section: Section, path: tuple[str, ...], value: dict[str, Any]) -> 
     for name, item in value.items():
         key = section.keys.get(name)
         here = (*path, name)
-        yield Entry(here, item, section, key)
-        if key is not None and key.type == "section" and isinstance(item, dict):
+        shadowed = key is not None and section.parser == "raw" and value.get(key.alias_of) is not None
+        yield Entry(here, item, section, key, shadowed)
+        if key is not None and key.type == "section" and isinstance(item, dict) and not shadowed:
             below = key.section_of or ".".join(filter(None, (section.path, name)))
             yield from _entries(table().sections[below], here, item)
 

@@ -88,8 +88,10 @@ def _planned(plan: Plan) -> Iterator[Hit]:
 
 
 def _hosts(file: File, world: int) -> Iterator[Hit]:
+    if not file.value or not all(line.host for line in file.value):
+        return
     total = sum(line.slots for line in file.value)
-    if file.value and total < world:
+    if total < world:
         message = f"the hostfile has {total} slots for {world} ranks."
         yield Hit(file.name, START, message, f"Add hosts until there are {world} slots, or plan for {total} GPUs.")
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from importlib import resources
 
 from dslaunch.planfile import Finding, to_json
-from dslaunch.rules.registry import SEVERITIES, rule_named
+from dslaunch.rules.registry import SEVERITIES, Rule, rule_named
+from dslaunch.rules.settings import NEWEST_DEEPSPEED
 
 FINDINGS_SCHEMA = "dslaunch.findings/1"
 
@@ -26,11 +27,17 @@ def page(rule_id: str) -> str:
     """The page of a rule as Markdown; raises ConfigError with the nearest id where there is none."""
     rule = rule_named(rule_id)
     text = (resources.files("dslaunch.rules") / "pages" / f"{rule.id}.md").read_text(encoding="utf-8")
-    versions = f"since {rule.since}" if rule.since else "each version of the key table"
-    versions += f", until {rule.until}" if rule.until else ""
-    facts = f"Severity: {rule.severity}. Holds for DeepSpeed: {versions}. Evidence: {rule.evidence}."
+    facts = f"Severity: {rule.severity}.{_versions(rule)} Evidence: {rule.evidence}."
     title, _, body = text.partition("\n")
     return f"{title}\n\n{rule.summary}\n\n{facts}\n{body}"
+
+
+def _versions(rule: Rule) -> str:
+    if "DeepSpeed:" not in rule.evidence:
+        return ""
+    if not rule.since:
+        return f" Verified on DeepSpeed {NEWEST_DEEPSPEED} only."
+    return f" Holds since DeepSpeed {rule.since}{f', until {rule.until}' if rule.until else ''}."
 
 
 def _block(finding: Finding) -> str:

@@ -25,7 +25,7 @@ SEVERITIES: tuple[Severity, ...] = ("info", "deprecated", "slow", "memory", "wro
 RaisedBy = Literal["DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "nobody"]
 """Where real DeepSpeed first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
 
-_MODULES = ("auto", "batch", "inputs", "keys", "layout", "precision", "scheduler", "secrets", "zero")
+_MODULES = ("auto", "batch", "inputs", "keys", "layout", "planning", "precision", "scheduler", "secrets", "zero")
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,8 @@ def verify(folder: Path) -> dict[str, str]:
         found = hashlib.sha256(files[name].encode()).hexdigest()
         if found != expected:
             raise ConfigError(
-                f"{folder / name}: changed since it was rendered: sha256 is {found[:12]}..., the manifest "
-                "says "
-                f"{expected[:12]}... Render again, or put the change into the recipe, an override, or a "
-                "template "
+                f"{folder / name}: changed since it was rendered: its sha256 is {found[:12]}..., in the manifest "
+                f"{expected[:12]}... Render again, or put the change into the recipe, an override, or a template "
                 "of your site folder, so that it is planned and checked like the rest"
             )
     return files
@@ -102,9 +100,8 @@ def _read(folder: Path, name: str) -> str:
         raise ConfigError(f"{folder / name}: not UTF-8, so not as rendered. Render again") from error
     except OSError as error:
         raise ConfigError(
-            f"{folder / name}: {error.strerror}. A folder to launch holds every file that `dslaunch render "
-            "-o DIR` "
-            "wrote: render again, or name that folder"
+            f"{folder / name}: {error.strerror}. A folder to launch holds every file that `dslaunch render -o DIR` wrote: "
+            "render again, or name that folder"
         ) from error
 
 

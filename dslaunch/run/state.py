@@ -29,7 +29,7 @@ class State:
     """local | torchrun | ssh | slurm; empty where none was found."""
     status: Status
     exit_status: int | None = None
-    """Of the job; None until it ended."""
+    """Of the rank that failed first, where ranks record it, else of the launcher; None until the job ended."""
     process: Process | None = None
     """The launcher's process on this host, leader of its process group."""
     slurm_job: str = ""
@@ -51,12 +51,12 @@ def read_state(folder: Path) -> State:
     where = folder / "state.json"
     try:
         data = json.loads(where.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: no state of a run: {error}. Name a folder under run.root") from error
-    if not isinstance(data, dict) or data.get("schema") != STATE_SCHEMA:
-        raise ConfigError(f"{where}: not a {STATE_SCHEMA}. It was written by another version of dslaunch")
-    process = data.pop("process")
-    return State(process=Process(**process) if process else None, **data)
+        if data["schema"] != STATE_SCHEMA:
+            raise ValueError(f"schema is {data['schema']!r}, read is {STATE_SCHEMA}")
+        process = data.pop("process")
+        return State(process=Process(**process) if process else None, **data)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{where}: no state of a run: {error}. Name a run's folder, under run.root") from error
 
 
 def update_state(folder: Path, **changes: Any) -> None:

@@ -55,7 +55,7 @@ def supervise(
     Raises:
         LaunchError: the command cannot be started.
     """
-    with _noted_signals() as signals, adopting(), log.open("ab") as log_stream:
+    with _noted_signals() as signals, adopting(), log.open("ab", buffering=0) as log_stream:
         tree = Tree()
         try:
             child = subprocess.Popen(
@@ -82,8 +82,10 @@ def supervise(
         finally:
             stopped_by = signals[0].name if signals else ""
             survivors = end(lambda: tree.living(child.pid), grace_s, hurry=lambda: len(signals) > 1)
-        status = child.wait()
+        status = child.poll()
         copier.join(_LINGER_S)
+    if status is None:
+        status = -signal.SIGKILL
     return Ended(
         status=status if status >= 0 else 128 - status,
         stopped_by=stopped_by,

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from dslaunch.errors import ConfigError
-from dslaunch.runtime.layers import Block, BlockShape, norm_of, rotation
+from dslaunch.runtime.layers import Attention, Block, BlockShape, FeedForward, norm_of, rotation
 
 Spec = dict[str, Any]
 VIT_NORM_EPS = 1e-6
@@ -39,6 +39,8 @@ class ViT(nn.Module):
         self.pre_norm = nn.LayerNorm(hidden, eps=VIT_NORM_EPS) if spec["pre_norm"] else nn.Identity()
         self.blocks = nn.ModuleList(Block(vit_block(spec, recompute)) for _ in range(spec["layers"]))
         self.post_norm = nn.LayerNorm(hidden, eps=VIT_NORM_EPS) if spec["post_norm"] else nn.Identity()
+        self.pooling = Pooling(vit_block(spec, recompute)) if spec["attention_pooling"] else nn.Identity()
+        self.pooling.requires_grad_(False)
         self.used_layers = blocks_up_to(from_layer, spec["layers"])
         if self.used_layers < spec["layers"]:
             # What does not run gets no gradient on any rank; frozen, every strategy treats it alike.
@@ -63,6 +65,17 @@ class ViT(nn.Module):
         if self.embedded_class:
             return torch.cat([*prefix, patches], dim=1) + self.positions
         return torch.cat([*prefix, patches + self.positions], dim=1)
+
+
+class Pooling(nn.Module):
+    """SigLIP's attention pooling: held with the weights, never run, since patch tokens are what is passed on."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(1, 1, shape.hidden))
+        self.attention = Attention(shape)
+        self.norm = norm_of(shape.rmsnorm, shape.hidden, shape.norm_eps)
+        self.feed_forward = FeedForward(shape)
 
 
 class Mlp(nn.Module):
@@ -131,11 +144,6 @@ def build_component(name: str, spec: Spec, recompute: str, from_layer: int) -> n
         ConfigError: a component that the runtime does not execute.
     """
     match spec["arch"]:
-        case "vit" if spec["attention_pooling"]:
-            raise ConfigError(
-                f"model.components.{name}.attention_pooling: dslaunch.runtime passes patch tokens on and "
-                "does not execute a pooling head. Set it to false."
-            )
         case "vit":
             return ViT(spec, recompute, from_layer)
         case "mlp":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,8 @@ class Gpu(Part):
 
     name: str
     """The full name, such as A100-SXM4-80GB."""
-    accelerator: Literal["cuda", "cpu"] = "cuda"
+    accelerator: Literal["cuda", "rocm", "cpu"] = "cuda"
+    """Whose software drives it: NVIDIA's, AMD's, or none."""
     memory_gib: PositiveFloat
     """Device memory, GiB (2**30 bytes)."""
     hbm_gb_per_s: PositiveFloat
@@ -22,7 +23,7 @@ class Gpu(Part):
     peak_tflops: dict[Literal["fp32", "tf32", "fp16", "bf16", "fp8"], PositiveFloat]
     """Dense peak by data type, TFLOPS; a type that the hardware lacks is left out."""
     context_gib: NonNegativeFloat
-    """Memory that the CUDA context takes before the first tensor, GiB."""
+    """Memory that the device's context takes before the first tensor, GiB."""
     pcie_gb_per_s: PositiveFloat
     """Host to device, GB/s one way."""
     source: str
@@ -32,9 +33,11 @@ class Gpu(Part):
 class Link(Part):
     """A way from a GPU to its peers."""
 
-    kind: Literal["nvlink", "pcie", "infiniband", "roce", "ethernet", "memory"]
+    kind: Literal["nvlink", "xgmi", "pcie", "infiniband", "roce", "ethernet", "memory"]
     gb_per_s: PositiveFloat
-    """One way, per GPU, GB/s."""
+    """One way, per GPU, all its peers together, GB/s."""
+    peer_gb_per_s: PositiveFloat | None = None
+    """One way to a single peer, GB/s, where links run from GPU to GPU; behind a switch it is left out."""
     latency_us: PositiveFloat
     """Latency of one message, microseconds."""
     source: str
@@ -44,9 +47,9 @@ class Node(Part):
     """One host."""
 
     gpus: Positive
-    """GPUs in a node, unless the cluster name says otherwise (8x4xA100)."""
+    """GPUs in a node; the cluster name can ask for fewer of them (8x4xA100)."""
     nvlink_domain: Positive
-    """GPUs that reach one another over NVLink (1: none do)."""
+    """GPUs that reach one another over NVLink or Infinity Fabric (1: none do); more than a node's in a rack."""
     cpu_cores: Positive
     host_memory_gib: PositiveFloat
     nvme_gib: NonNegativeFloat = 0.0
@@ -54,6 +57,16 @@ class Node(Part):
     nvme_gb_per_s: NonNegativeFloat = 0.0
     """Read bandwidth of the local NVMe, GB/s, all GPUs of the node together."""
     source: str
+
+
+class Slots(Part):
+    """Hosts that are alike, where a cluster is mixed."""
+
+    nodes: Positive
+    gpus: Positive
+    """GPUs in each of these hosts."""
+    gpu: str = ""
+    """Their cluster's name, such as A100-80GB, where it is another than the cluster's own."""
 
 
 class Cluster(Part):
@@ -65,10 +78,18 @@ class Cluster(Part):
     """Nodes; the first 8 of 8x8xA100."""
     gpus_per_node: Positive | None = None
     """GPUs used in each node; node.gpus where it is not given."""
+    available_nodes: Positive | None = None
+    """Nodes that a site has: as many as are planned for where no size is given, and the most that can be."""
     local: bool = False
     """This machine."""
     hosts: Texts = ()
     """Host names, in rank order, for launches over ssh; a hostfile is written from them."""
+    mixed: Annotated[tuple[Slots, ...], Field(strict=False)] = ()
+    """Hosts that differ in GPU or number of GPUs: read to say what can be planned instead, never planned."""
+    price_per_gpu_hour: NonNegativeFloat | None = None
+    """USD that one GPU costs for an hour."""
+    price_source: str = ""
+    """Where that price was printed, and when."""
     gpu: Gpu
     node: Node
     intra: Link
@@ -78,28 +99,9 @@ class Cluster(Part):
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> Cluster:
-        per_node = self.slots
-        if self.gpus is None and self.nodes is None:
-            raise ValueError(
-                f"how many GPUs? Write a number before the name, such as cluster=8x{self.gpu.name}"
-            )
-        if self.gpus is not None and self.nodes is not None and self.gpus != self.nodes * per_node:
-            raise ValueError(
-                f"gpus is {self.gpus}, but {self.nodes} nodes x {per_node} GPUs = {self.nodes * per_node}; "
-                "give two of the three"
-            )
-        if self.gpus is not None and self.nodes is None and self.gpus % per_node:
-            raise ValueError(
-                f"{self.gpus} GPUs do not fill nodes of {per_node}: {self.gpus} = {self.gpus // per_node} x "
-                f"{per_node} + {self.gpus % per_node}. Write NODESxGPUSxTYPE, such as "
-                f"cluster=2x{max(1, self.gpus // 2)}xTYPE, or a multiple of {per_node}"
-            )
-        if self.node_count > 1 and self.network is None:
-            raise ValueError(f"{self.node_count} nodes need a network; `network:` is missing")
-        if self.hosts and len(self.hosts) != self.node_count:
-            raise ValueError(
-                f"hosts names {len(self.hosts)} hosts, but the cluster has {self.node_count} nodes"
-            )
+        for fault in (_mixed_fault(self), _count_fault(self), _node_fault(self)):
+            if fault:
+                raise ValueError(fault)
         return self
 
     @property
@@ -113,9 +115,76 @@ class Cluster(Part):
 
     @property
     def node_count(self) -> int:
-        return self.nodes if self.nodes is not None else (self.gpus or 0) // self.slots
+        if self.nodes is not None:
+            return self.nodes
+        return self.gpus // self.slots if self.gpus is not None else self.available_nodes or 0
 
     @property
     def world_size(self) -> int:
         """Ranks: one per GPU."""
         return self.node_count * self.slots
+
+
+def _count_fault(cluster: Cluster) -> str:
+    """What is wrong with gpus, nodes and gpus_per_node; empty where nothing is."""
+    slots, gpus, nodes = cluster.slots, cluster.gpus, cluster.nodes
+    if gpus is None and nodes is None and cluster.available_nodes is None:
+        return f"how many GPUs? Write a number before the name, such as cluster=8x{cluster.gpu.name}"
+    if slots > cluster.node.gpus:
+        return (
+            f"{slots} GPUs per node, but a node has {cluster.node.gpus} {cluster.gpu.name}. Give at most as "
+            f"many, or cluster.node.gpus={slots} where yours have more"
+        )
+    if gpus is not None and nodes is not None and gpus != nodes * slots:
+        return f"gpus is {gpus}, but {nodes} nodes x {slots} GPUs = {nodes * slots}; give two of the three"
+    if gpus is not None and nodes is None and gpus % slots:
+        fewer = max(n for n in range(1, cluster.node.gpus + 1) if gpus % n == 0)
+        return (
+            f"{gpus} GPUs do not fill nodes of {slots}: {gpus} = {gpus // slots} x {slots} + {gpus % slots}. "
+            f"Write NODESxGPUSxTYPE, such as cluster={gpus // fewer}x{fewer}xTYPE, or a multiple of {slots}"
+        )
+    return ""
+
+
+def _node_fault(cluster: Cluster) -> str:
+    """What is wrong with the nodes that the counts come to; empty where nothing is."""
+    count, most = cluster.node_count, cluster.available_nodes
+    if most is not None and count > most:
+        return (
+            f"{count} nodes, but available_nodes is {most}: {most} x {cluster.slots} = {most * cluster.slots} "
+            "GPUs can be used at most"
+        )
+    if count > 1 and cluster.network is None:
+        return f"{count} nodes need a network; `network:` is missing"
+    if cluster.hosts and len(cluster.hosts) != count:
+        return (
+            f"hosts names {len(cluster.hosts)} hosts, but the cluster has {count} nodes. "
+            "Give cluster.hosts=[...] with as many names"
+        )
+    return ""
+
+
+def _mixed_fault(cluster: Cluster) -> str:
+    """Why a mixed cluster is not planned for, and what can be instead; empty where it is none.
+
+    Ranks are counted as host x slots throughout (rank files, sbatch's tasks per node, DeepSpeed's hostfile with
+    one rank per slot), and every collective waits for its slowest member.
+    """
+    if not cluster.mixed:
+        return ""
+    least = min(part.gpus for part in cluster.mixed)
+    nodes = sum(part.nodes for part in cluster.mixed)
+    kinds = list(dict.fromkeys(part.gpu or cluster.gpu.name for part in cluster.mixed))
+    alone = ", ".join(f"{p.nodes}x{p.gpus}x{p.gpu or 'TYPE'}" for p in cluster.mixed)
+    if len(kinds) > 1:
+        return (
+            f"mixed: {' and '.join(kinds)} in one run are not planned for: every collective waits for the slower "
+            f"GPU, and the smaller memory decides what fits. Plan a run for each (cluster= {alone}), or all "
+            f"{nodes} nodes as the GPU with less memory: cluster={nodes}x{least}xTYPE"
+        )
+    counts = " and ".join(str(n) for n in sorted({part.gpus for part in cluster.mixed}, reverse=True))
+    return (
+        f"mixed: hosts with {counts} GPUs are not planned for as one: ranks are counted as nodes x GPUs per "
+        f"node. Use {least} on each host, cluster={nodes}x{least}xTYPE, or plan a run for each kind of host "
+        f"(cluster= {alone})"
+    )

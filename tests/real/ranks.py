@@ -13,6 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT_S = 120.0
+_PRELOAD = [
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "dslaunch.runtime.engine_deepspeed",
+    "dslaunch.runtime.engine_torch",
+    "dslaunch.runtime.program",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+]
+"""What a run imports sooner or later; torch.compile's modules, which DeepSpeed's Muon asks for, take longest."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ def run_ranks(plan_json: Path, world_size: int = 2) -> Outcome:
     """Run dslaunch.runtime on `plan_json` with `world_size` ranks of this host."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # read by deepspeed in the fork server, when it is imported there
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["deepspeed", "dslaunch.runtime.program", "sklearn.datasets"])
+    context.set_forkserver_preload(_PRELOAD)
     port = _free_port()
     logs = [plan_json.parent / f"rank{rank}.txt" for rank in range(world_size)]
     ranks = [

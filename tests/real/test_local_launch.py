@@ -117,8 +117,8 @@ def test_a_rank_that_fails_fails_the_launch(launcher: str, home: Path, start: St
     assert "rank 1 speaks" in output
     (run,) = _runs(home)
     assert "rank 1 speaks" in (run / "logs" / "launcher.log").read_text()
-    assert read_state(run).status == "failed"
-    assert "exit status 3 on rank 1" in read_events(run)[-1]["details"]["why"]
+    assert (read_state(run).status, read_state(run).exit_status) == ("failed", 3)
+    assert "rank 1 exits 3" in read_events(run)[-1]["details"]["why"]
 
 
 _FOREVER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -28,7 +29,11 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA
 record = {**{name: os.environ.get(name) for name in names}, "args": sys.argv[1:], "cwd": os.getcwd()}
 Path(os.environ["DSLAUNCH_RUN_DIR"], f"probe-{os.environ['RANK']}.json").write_text(json.dumps(record))
 """
-FAIL_ON_13 = "import os, sys\nprint('rank', os.environ['RANK'], 'speaks')\nsys.exit(5 * (os.environ['RANK'] == '13'))\n"
+FAIL_ON_13 = """
+import os, sys
+print("rank", os.environ["RANK"], "speaks")
+sys.exit(5 * (os.environ["RANK"] == "13"))
+"""
 SLEEP = "import os, pathlib, time\npathlib.Path(os.environ['DSLAUNCH_RUN_DIR'], 'up').touch()\ntime.sleep(300)\n"
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -174,13 +179,14 @@ def test_what_sbatch_refuses_leaves_nothing(home: Path, start: Start, slurm: Slu
 
 
 def test_every_setting_reaches_the_job(home: Path, start: Start, slurm: SlurmCluster) -> None:
-    (home / "modules.bash").write_text(f"module() {{ echo \"$*\" >>{shlex.quote(str(home / 'loaded'))}; }}\n")
+    modules = home.parent / "modules.bash"  # bash expands the value of BASH_ENV
+    modules.write_text(f"module() {{ echo \"$*\" >>{shlex.quote(str(home / 'loaded'))}; }}\n")
     settings = [
         "launcher.slurm.partition=train",
         "launcher.slurm.exclude=n3",
         "launcher.slurm.constraint=main|spare",
-        "launcher.slurm.time='00:07:00'",
-        "launcher.slurm.comment='a comment'",
+        "launcher.slurm.time=00:07:00",
+        "launcher.slurm.comment=a comment",
         "launcher.slurm.modules=[cuda/12.4,gcc]",
         "launcher.slurm.setup=['export FROM_SETUP=\"a b\"']",
         "launcher.slurm.sbatch_extra=['--nice=77']",
@@ -190,7 +196,7 @@ def test_every_setting_reaches_the_job(home: Path, start: Start, slurm: SlurmClu
         "SECRET": "s3cret, with = and $x",
         "UNNAMED": "1",
         "SBATCH_PARTITION": "elsewhere",
-        "BASH_ENV": str(home / "modules.bash"),
+        "BASH_ENV": str(modules),
     }
     status, output = _done(start(*_words("the probe.py", *settings), "--wait", **environ))
     assert status == 0, output
@@ -245,9 +251,11 @@ def test_inside_an_allocation_no_job_is_submitted(
 
 def test_stopping_inside_an_allocation_ends_the_ranks(home: Path, start: Start, slurm: SlurmCluster) -> None:
     salloc = ("salloc", "--nodes=8", "--ntasks-per-node=8", "--gres=gpu:8", "--cpus-per-task=16", "--exclusive")
-    process = start(*_words("sleep.py"), before=(*salloc, "timeout", "--signal=INT", "--foreground", "8"))
-    _done(process)
-    assert list(home.glob("runs/*/up"))
+    process = start(*_words("sleep.py"), before=(*salloc, "bash", "-c", 'echo $$ >pid; exec "$@"', "bash"))
+    _wait_until(lambda: bool(list(home.glob("runs/*/up"))))
+    os.kill(int((home / "pid").read_text()), signal.SIGINT)
+    status, output = _done(process)
+    assert status == 1, output
     assert read_state(_run_folder(home)).status == "stopped"
     assert slurm.run("squeue", "--steps", "--noheader") == ""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from dslaunch.errors import ConfigError
-from dslaunch.launch.checks import check
+from dslaunch.launch.checks import check, check_machine
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.planfile import FilesPlan, Plan
 from tests.launching import make_plan
@@ -16,8 +17,12 @@ from tests.launching import make_plan
 
 def _check(plan: Plan, folder: Path, launcher: str = "local") -> None:
     (folder / "train.py").write_text("")
-    environ = {"PATH": "/usr/bin:/bin", "SET": ""}
-    check(LaunchRequest(plan, {}, folder / "run", folder, environ, wait=False), launcher)
+    (folder / "python3").unlink(missing_ok=True)
+    (folder / "python3").symlink_to(sys.executable)
+    environ = {"PATH": str(folder), "SET": ""}
+    request = LaunchRequest(plan, {}, folder / "run", folder, environ, wait=False)
+    check(request, launcher)
+    check_machine(request, launcher)
 
 
 @pytest.mark.parametrize(
@@ -62,4 +67,6 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
 def test_paths_of_another_machine_are_not_looked_for_here(tmp_path: Path) -> None:
     files = FilesPlan(data_path="/cluster/data")
     plan = make_plan(nodes=2, local=False, python="/cluster/python", files=files)
-    _check(plan, tmp_path, launcher="slurm")
+    with pytest.raises(ConfigError, match=r"sbatch is not on this machine's PATH.*login node"):
+        _check(plan, tmp_path, launcher="slurm")
+    _check(plan, tmp_path, launcher="ssh")

@@ -103,11 +103,6 @@ def test_slurm_follows_where_the_user_waits(tmp_path: Path) -> None:
     assert [type(step) for step in slurm.prepare(replace(request, wait=True))] == [Submit, Follow]
 
 
-def test_slurm_without_sbatch_says_where_to_go(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="login node"):
-        slurm.prepare(_request(make_plan(nodes=8, local=False), tmp_path, PATH=str(tmp_path)))
-
-
 def test_an_allocation_runs_the_script_without_the_steps_variables(tmp_path: Path) -> None:
     allocation = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "8", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
     (step,) = slurm.prepare(_request(make_plan(nodes=8, local=False), tmp_path, **allocation))
@@ -129,13 +124,29 @@ def test_a_dry_run_prints_the_steps_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     said: list[str] = []
-    plan = make_plan(name=launcher)
+    plan = make_plan(name=launcher, pass_env=("HF_TOKEN",), python="python9")
     files = make_files(plan, launch_sh="exit 1")
     root = tmp_path / "runs"
     assert launch(plan, files, root, wait=False, dry_run=True, echo=said.append, confirm=None) == 0
     assert [line.split()[0] for line in said] == ["write", "record", "cd"]
     assert "launch.sh manifest.json plan.json" in said[0]
     assert not root.exists()
+
+
+@pytest.mark.parametrize(("launcher", "last"), [("slurm", "sbatch --parsable"), ("auto", "launcher=slurm")])
+def test_a_dry_run_needs_nothing_of_the_cluster(
+    launcher: str, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (tmp_path / "train.py").write_text("")
+    said: list[str] = []
+    plan = make_plan(nodes=8, gpus_per_node=8, local=False, name=launcher, pass_env=("HF_TOKEN",))
+    files = make_files(plan, job_sbatch="")
+    assert launch(plan, files, tmp_path / "runs", wait=True, dry_run=True, echo=said.append, confirm=None) == 0
+    assert last in "\n".join(said)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_without_a_launcher_the_files_are_written_and_the_next_command_is_told(

@@ -55,7 +55,8 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         ({0: "0"}, None, ""),
         ({0: "0"}, 2, "only 1 of 2 ranks were started"),
         ({0: "0", 1: "running"}, 2, "rank 1 was killed before it could record"),
-        ({0: "running", 1: "3"}, 2, "exit status 3 on rank 1"),
+        ({0: "running", 1: "3"}, 2, "rank 1 exits 3"),
+        ({0: "143", 1: "0", 2: "3", 3: "143"}, 4, "rank 2 exits 3 (2 more ranks after it)"),
     ],
 )
 def test_ranks_tell_how_they_ended(
@@ -65,5 +66,5 @@ def test_ranks_tell_how_they_ended(
     for rank, text in records.items():
         (tmp_path / "ranks" / f"{rank}.exit").write_text(text + "\n")
     found = fault(tmp_path, expected)
-    assert found.startswith(says)
-    assert bool(found) == bool(says)
+    assert (found.why if found else "").startswith(says)
+    assert (found is None) == (says == "")

@@ -1,0 +1,96 @@
+"""What a component's layers may hold beside plain attention and an MLP. Keys of Hugging Face keep their names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dslaunch.schema.base import NonNegative, Part, Positive
+
+Target = Literal[
+    "q", "k", "v", "qkv", "o", "gate", "up", "down", "experts", "modulation", "patch", "output", "pooling"
+]
+
+
+class Lora(Part):
+    """Low-rank adapters beside frozen matrices: rank * (inputs + outputs) parameters each."""
+
+    rank: Positive
+    alpha: Positive | None = None
+    """Scale of the adapters' output; the rank where it is not given."""
+    targets: Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = (
+        "q", "k", "v", "o", "gate", "up", "down",
+    )  # fmt: skip
+    """Which matrices: projections of attention (qkv is one fused matrix) and MLP, routed experts, adaptive
+    norms' projections, the patch embedding, the output head, the pooling head. All of an MLP component's."""
+
+
+class Experts(Part):
+    """A mixture of experts in place of the MLP."""
+
+    count: Positive
+    """Routed experts of a layer."""
+    top_k: Positive
+    """Experts that a token goes to."""
+    ffn: Positive
+    """Inner width of one routed expert."""
+    shared_ffn: NonNegative = 0
+    """Inner width of the experts that every token goes to, all together; 0: there are none."""
+    shared_gate: bool = False
+    """A learnt gate per token on the shared experts' output (Qwen2-MoE)."""
+    dense_layers: NonNegative = 0
+    """First layers with an ordinary MLP of the component's `ffn`."""
+    router_bias: bool = False
+    """A bias per expert that balances the load without a gradient (DeepSeek-V3): a buffer, not a parameter."""
+
+
+class LatentAttention(Part):
+    """Multi-head latent attention (DeepSeek): queries, keys and values through low-rank latents."""
+
+    q_lora_rank: NonNegative = 0
+    """Width of the queries' latent; 0: queries are projected directly."""
+    kv_lora_rank: Positive
+    """Width of the latent that keys and values share."""
+    qk_nope_head_dim: Positive
+    """Part of a query or key head without positions."""
+    qk_rope_head_dim: Positive
+    """Part with rotary positions; one key part serves all heads."""
+    v_head_dim: Positive
+
+
+class Window(Part):
+    """Attention within a window of tokens."""
+
+    tokens: Positive
+    """Keys that a query sees: those before it where attention is causal, its window's otherwise."""
+    full_every: NonNegative = 0
+    """Every n-th layer sees everything (2: Gemma 2, 6: Gemma 3, 8: Qwen2.5-VL's tower); 0: none does."""
+
+
+class CrossAttention(Part):
+    """Layers that read another component's tokens, which come over an edge."""
+
+    width: Positive
+    """Width of the tokens that keys and values are projected from."""
+    first: NonNegative = 0
+    """The first layer that has it."""
+    every: Positive = 1
+    """It stands in every n-th layer from `first` on."""
+    instead: bool = False
+    """In place of self-attention (GR00T's DiT, SmolVLA), not beside it with a norm of its own."""
+    bias: bool = True
+    """Bias of the query, key and value projections."""
+    context_norm: bool = False
+    """A norm on the tokens that are read (a resampler's)."""
+
+
+class Modulation(Part):
+    """Adaptive norms: scales and shifts projected from a condition, such as the diffusion time step."""
+
+    width: Positive
+    """Width of the condition."""
+    factors: Positive
+    """Vectors of hidden width for each layer: 2 (GR00T's DiT), 6 (DiT's adaLN-Zero, pi0.5's expert)."""
+    final_factors: NonNegative = 0
+    """Vectors for the last norm."""

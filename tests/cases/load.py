@@ -1,0 +1,89 @@
+"""The rules' cases: tests/cases/RULE.yaml, a list of cases of that rule.
+
+A case holds `files` ({name: text}), what is known beside them (`version`, `world_size`, `tp`, `pp`,
+`huggingface`, or a `plan` of a few words), and `expect`: every finding, as rule and place. `real` says what
+DeepSpeedConfig does with it where that doesn't follow from the findings: `unjudged` is for what it can't see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dslaunch.planfile import (
+    ClusterPlan,
+    ComponentPlan,
+    EnginePlan,
+    FilesPlan,
+    LauncherPlan,
+    Plan,
+    ProgramPlan,
+    TrainingPlan,
+)
+from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: str
+    name: str
+    files: dict[str, str]
+    settings: Settings
+    plan: Plan | None
+    expect: tuple[tuple[str, str], ...]
+    """(rule, where) of each finding."""
+    real: str
+
+
+def all_cases() -> list[Case]:
+    return [case for path in sorted(FOLDER.glob("*.yaml")) for case in _read(path)]
+
+
+def _read(path: Path) -> list[Case]:
+    return [_case(path.stem, raw) for raw in yaml.safe_load(path.read_text(encoding="utf-8"))]
+
+
+def _case(rule: str, raw: dict[str, Any]) -> Case:
+    settings = Settings(
+        raw.get("version", NEWEST_DEEPSPEED),
+        world_size=raw.get("world_size", 8),
+        tp=raw.get("tp"),
+        pp=raw.get("pp"),
+        huggingface=raw.get("huggingface", False),
+    )
+    plan = small_plan(**raw["plan"]) if "plan" in raw else None
+    expect = tuple((finding["rule"], finding["where"]) for finding in raw["expect"])
+    return Case(rule, raw["name"], raw["files"], settings, plan, expect, raw.get("real", ""))
+
+
+def small_plan(engine: str, world_size: int, components: dict[str, dict[str, int]], nodes: int = 0) -> Plan:
+    """A plan of 8-GPU nodes; a component is its degrees, 1 (ZeRO: 0) where they aren't given."""
+    cluster = ClusterPlan("A100-SXM4-80GB", "cuda", nodes or -(-world_size // 8), 8, local=False)
+    training = TrainingPlan(
+        global_batch=world_size, seq_len=2048, precision="bf16", grad_accum_dtype="fp32", steps=100, seed=1,
+        clip=1.0, schedule="1f1b", overlap_comm=True, sequence_parallel=False, optimizer="adamw", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
+        warmup_steps=10, lr_schedule="cosine", min_lr=0.0,
+    )  # fmt: skip
+    return Plan(
+        name="case", recipe="case", strategy="custom", world_size=world_size, global_batch=world_size,
+        cluster=cluster, training=training, engine=EnginePlan(engine, NEWEST_DEEPSPEED, "zero"), engines=(engine,),
+        program=ProgramPlan("train.py"), launcher=LauncherPlan(
+            name="auto", python="python", hostfile="", master_port=0, confirm_above=64, timeout_minutes=10.0,
+            pass_env=(),
+        ),
+        files=FilesPlan(), components={name: _component(**degrees) for name, degrees in components.items()},
+        env_names=(), model={},
+    )  # fmt: skip
+
+
+def _component(tp: int = 1, pp: int = 1, dp: int = 1, zero: int = 0) -> ComponentPlan:
+    return ComponentPlan(
+        tp=tp, pp=pp, vpp=1, cp=1, ep=1, dp=dp, zero=zero, offload="none", recompute="none", micro_batch=1,
+        num_microbatches=1, rank_offset=0, params=0, trainable=0, lr=1e-4, weight_decay=0.1, layers_per_stage=(),
+        stages=(),
+    )  # fmt: skip

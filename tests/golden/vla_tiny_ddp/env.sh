@@ -1,0 +1,5 @@
+# Environment of every rank. Sourced by launch.sh and rank.sh.
+# DeepSpeed looks no further for a device
+export DS_ACCELERATOR=cpu
+# the node's cores, shared out among its ranks
+export OMP_NUM_THREADS=1

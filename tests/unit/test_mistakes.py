@@ -1,0 +1,155 @@
+"""What a hurried user gets wrong: one clear message, exit status 2 or 3, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.command import RECIPE, CommandLine, make_site
+
+VLA = "plan recipe=vla70b cluster=64xA100"
+
+MISTAKES = [
+    # (words, exit status, what the message must hold)
+    (f"{VLA} training.global_bach=512", 2, ["training.global_bach", "'global_batch'", "command line"]),
+    ("plan recipe=vla70", 2, ["recipe=vla70", "'vla70b'", "llama3_8b"]),
+    ("plan recipe=../../x", 2, ["../../x", "name, not a path", "--config-dir"]),
+    ("plan recipe=", 2, ["recipe= is missing"]),
+    ("plan cluster=64xA100", 2, ["recipe= is missing"]),
+    (f"{VLA} recipe=vla_tiny", 2, ["given 2 times"]),
+    ("plan recipe=vla70b cluster=64xA10x", 2, ["cluster=64xA10x", "A100-80GB", "64xTYPE"]),
+    ("plan recipe=vla70b cluster=12xA100", 2, ["12 = 1 x 8 + 4", "NODESxGPUSxTYPE"]),
+    ("plan recipe=vla70b cluster=0xA100", 2, ["cluster.gpus", "greater than or equal to 1"]),
+    ("plan recipe=vla70b cluster=A100", 2, ["how many GPUs"]),
+    (f"{VLA} strateg=zero3", 2, ["strateg", "'strategy'"]),
+    (f"{VLA} strategy=zero4", 2, ["strategy=zero4", "'zero3'"]),
+    (f"{VLA} strategy.lm.tp=8", 2, ["command line", "strategy.lm", "'llm'"]),
+    (f"{VLA} strategy.llm.tpp=8", 2, ["strategy.llm.tpp", "'tp'", "recompute"]),
+    (f"{VLA} strategy.llm=8", 2, ["strategy.llm", "takes keys"]),
+    (f"{VLA} training.precision=bf32", 2, ["bf16, fp16, fp32"]),
+    (f"{VLA} training.steps=many", 2, ["training.steps", "integer", "'many'"]),
+    (f"{VLA} training.steps=", 2, ["training.steps", "missing"]),
+    (f"{VLA} training.steps", 2, ["'training.steps' is not KEY=VALUE"]),
+    (f"{VLA} training.optimizer.lr=[1", 2, ["training.optimizer.lr=[1", "can't be read"]),
+    (f"{VLA} model.edges=[]", 2, ["no edge joins"]),
+    (f"{VLA} env.HF_TOKEN=abc", 2, ["env.HF_TOKEN", "launcher.pass_env=[HF_TOKEN]"]),
+    (f"{VLA} env.A=${{HOME}}", 2, ["env.A", "'${'"]),
+    (f"{VLA} --jsn", 2, ["--jsn", "--json"]),
+    (f"{VLA} --accept memroy.gpu", 2, ["memroy.gpu", "memory.gpu"]),
+    (f"{VLA} --config-dir /nowhere/at/all", 2, ["/nowhere/at/all", "no such folder"]),
+    (f"{VLA} stray", 2, ["'stray' is not KEY=VALUE"]),
+    ("pln recipe=vla70b", 2, ["'pln'", "'plan'"]),
+    ("vla70b", 2, ["'vla70b'", "recipe=vla70b"]),
+    (f"{VLA} strategy.llm.tp=16", 3, ["strategy.llm.tp is 16", "8 GPUs", "at most 8"]),
+    (f"{VLA} strategy.llm.tp=7", 3, ["heads 64 / tp 7 = 9.143", "tp can be 1, 2, 4, 8"]),
+    (f"{VLA} strategy.llm.pp=3", 3, ["layers 80 / pp 3"]),
+    (f"{VLA} strategy.llm.dp=4", 3, ["tp 8 x pp 4 x dp 4 = 128 ranks", "64 GPUs"]),
+    (f"{VLA} strategy.llm.dp=1", 3, ["leave 32 of 64 GPUs without work", "dp=2"]),
+    (f"{VLA} strategy.llm.zero=3", 3, ["strategy.llm.zero is 3", "0, 1 where pp is 4", "zero=1"]),
+    (f"{VLA} training.global_batch=100", 3, ["100 / (micro_batch 1 x dp 32", "96 or 128"]),
+    (
+        f"{VLA} training.num_microbatches=16",
+        3,
+        ["1 x num_microbatches 16 x dp 2", "= 32", "num_microbatches=256"],
+    ),
+    (f"{VLA} training.seq_len=256", 3, ["256 - 256 leaves no text"]),
+    (f"{VLA} training.schedule=interleaved", 3, ["vpp"]),
+    (f"{VLA} launcher=local", 3, ["launcher is local", "launcher=slurm"]),
+    (f"{VLA} launcher=ssh", 3, ["no host is named", "launcher.hostfile"]),
+    (f"{VLA} engine=deepspeed", 3, ["deepspeed takes tp 1", "engine=native"]),
+    ("plan recipe=vla70b cluster=6xA100", 3, ["16, 64, 256", "6 GPUs = 1 node x 6", "strategy=auto"]),
+    ("plan recipe=llama3_8b cluster=8xV100", 3, ["bf16", "V100", "training.precision=fp16"]),
+    ("plan recipe=llama3_8b cluster=8xA100 strategy=layouts", 3, ["pins no layouts", "strategy=zero3"]),
+    ("plan recipe=llama3_8b cluster=8xA100 engine.version=0.1", 3, ["engine.version is 0.1", "0.19.8"]),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "holds"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_a_mistake_gets_one_clear_message(
+    dslaunch: CommandLine, words: str, status: int, holds: list[str]
+) -> None:
+    ran = dslaunch(words)
+    assert ran.status == status, ran.err
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+    assert all(part in ran.err for part in holds), ran.err
+
+
+def test_a_tutorials_launch_line_is_refused_for_each_of_its_faults(dslaunch: CommandLine) -> None:
+    """64 GPUs in 8 nodes, no hostfile, TP8 PP4 DP2, ZeRO-2, accumulation 16, micro-batch 1, batch 512, fp16."""
+    ran = dslaunch(
+        "launch recipe=llama3_70b cluster=64xA100 engine=megatron_deepspeed launcher=ssh strategy.llm.tp=8 "
+        "strategy.llm.pp=4 strategy.llm.dp=2 strategy.llm.zero=2 training.num_microbatches=16 "
+        "training.micro_batch=1 training.global_batch=512 training.precision=fp16"
+    )
+    assert ran.status == 3
+    batch, hosts, stage = ran.err.splitlines()
+    assert "micro_batch 1 x num_microbatches 16 x dp 2 (llm) = 32" in batch
+    assert "training.num_microbatches=256, or training.global_batch=32, or training.micro_batch=16" in batch
+    assert "8 nodes" in hosts
+    assert "HOST slots=8" in hosts
+    assert "takes 0, 1 where pp is 4" in stage
+    assert "strategy.llm.zero=1" in stage
+
+
+def test_a_yaml_mistake_is_named_with_file_line_and_column(dslaunch: CommandLine, tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site", RECIPE + "   bad: [1\n")
+    ran = dslaunch("plan", "recipe=mine", "--config-dir", str(site))
+    assert ran.status == 2
+    assert f"{site}/recipes/mine.yaml:" in ran.err
+    assert "not YAML" in ran.err
+
+
+def test_a_misspelt_key_is_named_with_its_file_and_line(dslaunch: CommandLine, tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site", RECIPE.replace("global_batch", "global_bach"))
+    ran = dslaunch("plan", "recipe=mine", "--config-dir", str(site))
+    assert ran.status == 2
+    assert (
+        f"{site}/recipes/mine.yaml:9: training.global_bach: unknown key. Did you mean 'global_batch'?"
+        in ran.err
+    )
+
+
+def test_a_cluster_files_mistake_is_named_in_that_file(dslaunch: CommandLine, tmp_path: Path) -> None:
+    ours = "defaults:\n  - A100-80GB\n  - _self_\nnode:\n  host_memory: 512\n"
+    site = make_site(tmp_path / "site", RECIPE, ours=ours)
+    ran = dslaunch("plan", "recipe=mine", "cluster=8xours", "--config-dir", str(site))
+    assert ran.status == 2
+    assert f"{site}/conf/cluster/ours.yaml:5: cluster.node.host_memory: unknown key" in ran.err
+    assert "'host_memory_gib'" in ran.err
+
+
+@pytest.mark.parametrize(("line", "found"), [("time: 12:00:00", "43200"), ("account: 0123", "83")])
+def test_a_number_where_text_belongs_says_to_quote_it(
+    dslaunch: CommandLine, tmp_path: Path, line: str, found: str
+) -> None:
+    site = make_site(tmp_path / "site", RECIPE + f"launcher:\n  slurm:\n    {line}\n")
+    ran = dslaunch("plan", "recipe=mine", "--config-dir", str(site))
+    assert ran.status == 2
+    assert f"is {found}, a number to YAML" in ran.err
+    assert "quotes" in ran.err
+
+
+def test_a_model_with_a_circle_is_refused(dslaunch: CommandLine, tmp_path: Path) -> None:
+    circle = "model:\n  edges:\n    - {from: a, to: b, tokens: 1, join: add}\n    - {from: b, to: a, tokens: 1, join: add}\n"
+    parts = "  components:\n    a: {arch: mlp, dims: [8, 8]}\n    b: {arch: mlp, dims: [8, 8]}\n"
+    site = make_site(tmp_path / "site", RECIPE + circle + parts)
+    ran = dslaunch("plan", "recipe=mine", "--config-dir", str(site))
+    assert ran.status == 2
+    assert "circle" in ran.err or "no edge joins" in ran.err
+
+
+def test_nothing_is_written_where_the_plan_does_not_fit(dslaunch: CommandLine, tmp_path: Path) -> None:
+    ran = dslaunch("render", "recipe=vla70b", "cluster=16xA100", "-o", str(tmp_path / "out"))
+    assert ran.status == 3
+    assert "memory.gpu" in ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_files_is_not_rendered_into(dslaunch: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    ran = dslaunch("render", "recipe=vla_tiny", "cluster=local", "-o", str(tmp_path))
+    assert ran.status == 2
+    assert "did not render" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

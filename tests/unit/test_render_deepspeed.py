@@ -1,0 +1,94 @@
+"""The DeepSpeed configuration: what stands in it, and what is refused instead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dslaunch.errors import ConfigError
+from tests.golden.cases import rendered
+
+LLAMA = ["recipe=llama3_8b", "cluster=8xA100", "engine=deepspeed", "script=train.py"]
+
+
+def config(*words: str, name: str = "ds_config.json", **changes: Any) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(rendered(*words, **changes)[name])
+    return loaded
+
+
+def test_each_component_has_the_batch_of_its_own_dp() -> None:
+    files = rendered("recipe=vla70b", "cluster=64xA100")
+    triples = {}
+    for name in ("vision_encoder", "projector", "llm"):
+        made = json.loads(files[f"ds_config.{name}.json"])
+        triples[name] = tuple(
+            made[key]
+            for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        )
+    assert triples == {"vision_encoder": (512, 1, 16), "projector": (512, 1, 8), "llm": (512, 1, 256)}
+    assert "ds_config.json" not in files
+
+
+def test_overlap_comm_stands_only_where_deepspeed_reads_it() -> None:
+    files = rendered("recipe=vla70b", "cluster=64xA100")
+    zero = {n: json.loads(files[f"ds_config.{n}.json"])["zero_optimization"] for n in ("vision_encoder", "llm")}
+    assert zero["vision_encoder"]["overlap_comm"] is True
+    assert "overlap_comm" not in zero["llm"]
+    off = config(*LLAMA, "strategy=zero3", "training.overlap_comm=false")["zero_optimization"]
+    assert off["overlap_comm"] is False
+
+
+def test_offload_pins_memory_on_gpu_hosts_only() -> None:
+    gpu = config(*LLAMA, "strategy=zero3_cpu_offload")["zero_optimization"]
+    cpu = config("recipe=vla_tiny", "cluster=local", "strategy=zero3_cpu_offload")["zero_optimization"]
+    assert gpu["offload_optimizer"] == gpu["offload_param"] == {"device": "cpu", "pin_memory": True}
+    assert cpu["offload_optimizer"] == cpu["offload_param"] == {"device": "cpu", "pin_memory": False}
+
+
+def test_torchs_adam_is_taken_on_cpu_ranks_alone() -> None:
+    assert config("recipe=vla_tiny", "cluster=local")["optimizer"]["params"]["torch_adam"] is True
+    assert "torch_adam" not in config(*LLAMA, "strategy=zero2")["optimizer"]["params"]
+
+
+def test_the_runtime_brings_its_own_schedule_and_a_script_gets_one() -> None:
+    assert "scheduler" not in config("recipe=vla_tiny", "cluster=local")
+    assert config(*LLAMA, "strategy=zero2")["scheduler"]["type"] == "WarmupCosineLR"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["schedule=constant", "warmup_steps=0"], None),
+        (["schedule=constant", "warmup_steps=10"], "WarmupLR"),
+        (["schedule=linear", "warmup_steps=10"], "WarmupDecayLR"),
+        (["schedule=cosine", "warmup_steps=0"], "WarmupCosineLR"),
+    ],
+)
+def test_schedule(words: list[str], expected: str | None) -> None:
+    made = config(*LLAMA, "strategy=zero2", *[f"training.optimizer.{word}" for word in words])
+    assert made.get("scheduler", {}).get("type") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["schedule=cosine", "warmup_steps=1"], "less than 2 steps"),
+        (["schedule=linear", "warmup_steps=0"], "less than 2 steps"),
+        (["schedule=linear", "warmup_steps=10", "min_lr=1e-6"], "ends at 0"),
+    ],
+)
+def test_a_schedule_that_deepspeed_cannot_follow_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(*LLAMA, "strategy=zero2", *[f"training.optimizer.{word}" for word in words])
+
+
+def test_a_bucket_is_no_larger_than_the_gradients() -> None:
+    tiny = config("recipe=vla_tiny", "cluster=local", "strategy=zero2")["zero_optimization"]
+    assert 0 < tiny["reduce_bucket_size"] < 1_000_000
+    assert config(*LLAMA, "strategy=zero2")["zero_optimization"]["reduce_bucket_size"] == 200_000_000
+
+
+def test_strategies_without_zero_have_no_deepspeed_file() -> None:
+    assert "ds_config.json" not in rendered("recipe=vla_tiny", "cluster=local", "strategy=ddp")

@@ -1,0 +1,135 @@
+"""engine.extra: laid over what is planned, checked against the framework's own keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dslaunch.errors import ConfigError
+from dslaunch.render.extra import merge_deepspeed, merge_megatron
+
+BASE: dict[str, Any] = {
+    "train_batch_size": 8,
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
+}
+
+
+def refusal(extra: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        merge_deepspeed(BASE, extra)
+    return str(caught.value)
+
+
+def test_sections_are_merged_and_the_rest_kept() -> None:
+    merged = merge_deepspeed(
+        BASE,
+        {
+            "zero_optimization": {"round_robin_gradients": True, "offload_optimizer": {"ratio": 0.5}},
+            "comms_logger": {"enabled": True},
+        },
+    )
+    assert merged["zero_optimization"] == {
+        "stage": 2,
+        "round_robin_gradients": True,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True, "ratio": 0.5},
+    }
+    assert merged["comms_logger"] == {"enabled": True}
+    assert BASE["zero_optimization"].keys() == {"stage", "offload_optimizer"}
+
+
+def test_an_alias_is_written_under_the_name_that_stands_already() -> None:
+    merged = merge_deepspeed(
+        {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1}},
+        {"zero_optimization": {"prefetch_bucket_size": 7}},
+    )
+    assert merged["zero_optimization"] == {"stage": 3, "stage3_prefetch_bucket_size": 7}
+
+
+@pytest.mark.parametrize(
+    ("extra", "key", "fate", "near"),
+    [
+        ({"zero_optimisation": {}}, "zero_optimisation", "silently ignore", "zero_optimization"),
+        ({"zero_optimization": {"reduce_bucket": 1}}, "zero_optimization.reduce_bucket", "reject", "reduce_bucket_size"),
+        (
+            {"zero_optimization": {"offload_optimizer": {"pin_mem": True}}},
+            "zero_optimization.offload_optimizer.pin_mem",
+            "reject",
+            "pin_memory",
+        ),
+        ({"aio": {"queue_dept": 8}}, "aio.queue_dept", "silently ignore", "queue_depth"),
+        ({"timers": {"throughput": {"enable": True}}}, "timers.throughput.enable", "reject", "enabled"),
+    ],
+)
+def test_an_unknown_key_says_what_deepspeed_would_do(
+    extra: dict[str, Any], key: str, fate: str, near: str
+) -> None:
+    message = refusal(extra)
+    assert f"engine.extra.{key}:" in message
+    assert fate in message
+    assert f"Did you mean '{near}'?" in message
+
+
+def test_a_removed_key_is_refused_with_deepspeeds_own_words() -> None:
+    assert "Elastic training has been removed" in refusal({"elasticity": {"enabled": True}})
+    assert "MiCS" in refusal({"zero_optimization": {"mics_shard_size": 4}})
+
+
+@pytest.mark.parametrize(
+    ("extra", "decider"),
+    [
+        ({"train_batch_size": 4}, "training.global_batch"),
+        ({"zero_optimization": {"stage": 3}}, "strategy.COMPONENT.zero"),
+        ({"optimizer": {"params": {"lr": 1.0}}}, "training.optimizer.lr"),
+        ({"scheduler": {"type": "OneCycle"}}, "training.optimizer.schedule"),
+    ],
+)
+def test_what_the_plan_decides_is_not_overruled(extra: dict[str, Any], decider: str) -> None:
+    assert f"Set {decider} instead" in refusal(extra)
+
+
+def test_a_section_given_as_a_value_is_refused() -> None:
+    assert "a section with keys of its own" in refusal({"zero_optimization": True})
+
+
+def test_every_section_of_the_catalogue_is_reachable() -> None:
+    accepted = merge_deepspeed({}, {"tensorboard": {"enabled": True}, "pipeline": {"anything": 1}, "dump_state": True})
+    assert json.loads(json.dumps(accepted)) == accepted
+
+
+def test_megatron_flags_by_name_with_their_values() -> None:
+    merged = merge_megatron(
+        {"--log-interval": ("1",)},
+        {"log-params-norm": True, "log-interval": 5, "recompute-modules": ["core_attn", "mlp"], "wandb-project": "a b"},
+        "0.16.0",
+    )
+    assert merged == {
+        "--log-interval": ("5",),
+        "--log-params-norm": (),
+        "--recompute-modules": ("core_attn", "mlp"),
+        "--wandb-project": ("'a b'",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"log-parms-norm": True}, "Did you mean 'log-params-norm'?"),
+        ({"micro-batch-size": 4}, "Set training.micro_batch instead"),
+        ({"log-params-norm": False}, "takes no value"),
+        ({"timing-log-level": 7}, "allowed are 0, 1, 2"),
+        ({"exit-interval": "soon"}, "a number of type int"),
+        ({"exit-interval": [1, 2]}, "takes 1 value"),
+        ({"wandb-project": "a\nb"}, "one line of text"),
+    ],
+)
+def test_a_megatron_flag_that_its_parser_would_refuse(extra: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match="engine.extra") as caught:
+        merge_megatron({}, extra, "0.16.0")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_megatron_version_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"engine.version is '0.3.0'.*0\.16"):
+        merge_megatron({}, {"log-params-norm": True}, "0.3.0")
