@@ -2,15 +2,28 @@
 
 Backward is twice the forward where inputs and weights get gradients; a plan decides that, not this module.
 Summed over layers and tripled, a causal decoder counted with `causal=False` gives the classic
-72 B s L h^2 (1 + s/(6h) + V/(12hL)) of Narayanan et al., arXiv:2104.04473, section 3.
+72 B s L h^2 (1 + s/(6h) + V/(12hL)) of Narayanan et al., arXiv:2104.04473, section 3. A token runs through the
+router, its top k of the routed experts and the shared ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dslaunch.model.shapes import block, layers, linears
-from dslaunch.schema.model import Component, Decoder, Mlp, ViT
+from dslaunch.model.blocks import Attention, Block, blocks
+from dslaunch.model.matrices import (
+    Matrix,
+    head_matrices,
+    layer_matrices,
+    mlp_matrices,
+    mtp_matrices,
+    stem_matrices,
+)
+from dslaunch.model.tokens import Reads
+from dslaunch.schema.components import Component, Decoder, Mlp, Other
+
+ALONE = Reads()
 
 
 @dataclass(frozen=True)
@@ -19,62 +32,96 @@ class Flops:
 
     stem: int
     """Patch embedding; a vocabulary look-up costs none."""
-    layer: int
-    """One layer, its attention core included."""
-    attention_core: int
-    """Of `layer`: QK^T and AV, what selective recompute runs twice."""
-    layers: int
+    layers: tuple[int, ...]
+    """Each layer, its attention core included."""
+    attention_cores: tuple[int, ...]
+    """Of each layer: QK^T and AV, what selective recompute runs twice."""
     tail: int
     """Logits. A tower's pooling head is not counted: where patch tokens are handed on, it does not run."""
 
     @property
     def total(self) -> int:
-        return self.stem + self.layers * self.layer + self.tail
+        return self.stem + sum(self.layers) + self.tail
 
 
-def flops(component: Component, tokens: int, causal: bool = True) -> Flops:
+def flops(component: Component, tokens: int, causal: bool = True, reads: Reads = ALONE) -> Flops:
     """FLOPs of one sample's pass of `tokens` tokens.
 
     Args:
         tokens: sequence length; `ViT.tokens` for a tower, the edge's tokens for a projector.
         causal: count half of a decoder's attention core, as a kernel that skips masked tiles does it. False
             counts all of it, as many published figures do. No effect on a ViT, whose attention has no mask.
+        reads: tokens of other components that attention reads.
     """
+    number = 1 if isinstance(component, Mlp | Other) else component.layers
     return Flops(
         stem=stem_flops(component),
-        layer=layer_flops(component, tokens, causal),
-        attention_core=attention_core_flops(component, tokens, causal),
-        layers=layers(component),
-        tail=tail_flops(component, tokens),
+        layers=tuple(layer_flops(component, tokens, causal, layer, reads) for layer in range(number)),
+        attention_cores=tuple(
+            attention_core_flops(component, tokens, causal, layer, reads) for layer in range(number)
+        ),
+        tail=tail_flops(component, tokens, causal),
     )
 
 
 def stem_flops(component: Component) -> int:
     """The patch embedding of one image."""
-    if not isinstance(component, ViT):
-        return 0
-    return 2 * component.patches * component.channels * component.patch**2 * component.hidden
+    return _matrix_flops(stem_matrices(component), getattr(component, "patches", 0), 0)
 
 
-def layer_flops(component: Component, tokens: int, causal: bool = True) -> int:
-    """One layer: projections, attention core, MLP; the whole of an Mlp component."""
+def layer_flops(
+    component: Component, tokens: int, causal: bool = True, layer: int = 0, reads: Reads = ALONE
+) -> int:
+    """One layer: projections, attention core, MLP; the whole of a component without layers."""
+    if isinstance(component, Other):
+        return round(component.gflops * 1e9)
     if isinstance(component, Mlp):
-        return sum(2 * tokens * linear.width_in * linear.width_out for linear in linears(component))
-    layer = block(component)
-    attention = layer.hidden * (2 * layer.query_width(1) + 2 * layer.kv_width(1))
-    mlp = layer.hidden * layer.ffn * (layer.halves + 1)
-    return 2 * tokens * (attention + mlp) + attention_core_flops(component, tokens, causal)
+        return _matrix_flops(mlp_matrices(component), tokens, 0)
+    products = _matrix_flops(layer_matrices(blocks(component)[layer]), tokens, reads.cross)
+    return products + attention_core_flops(component, tokens, causal, layer, reads)
 
 
-def attention_core_flops(component: Component, tokens: int, causal: bool = True) -> int:
-    """QK^T and AV of one layer, 2 * tokens^2 * heads * head_dim each; half of it under a causal mask."""
-    if isinstance(component, Mlp):
+def attention_core_flops(
+    component: Component, tokens: int, causal: bool = True, layer: int = 0, reads: Reads = ALONE
+) -> int:
+    """QK^T and AV of one layer: 2 * query-key pairs * heads * (head_dim + value_dim).
+
+    A query sees tokens^2 keys, half of them under a causal mask, fewer in a window, and all that it reads of
+    other components.
+    """
+    if isinstance(component, Mlp | Other):
         return 0
-    layer = block(component)
-    square = 4 * tokens**2 * layer.query_width(1)
-    return square // 2 if causal and layer.causal else square
+    return _core(blocks(component)[layer], tokens, causal, reads)
 
 
-def tail_flops(component: Component, tokens: int) -> int:
-    """The logits of every token."""
-    return 2 * tokens * component.hidden * component.vocab if isinstance(component, Decoder) else 0
+def tail_flops(component: Component, tokens: int, causal: bool = True) -> int:
+    """The logits of every token, and the layers that predict further tokens, with theirs."""
+    once = _matrix_flops(head_matrices(component), tokens, 0)
+    if not isinstance(component, Decoder) or component.mtp_layers == 0:
+        return once
+    further = _matrix_flops(mtp_matrices(component), tokens, 0) + _core(blocks(component)[-1], tokens, causal, ALONE)
+    return once + component.mtp_layers * (once + further)
+
+
+def _core(layer: Block, tokens: int, causal: bool, reads: Reads) -> int:
+    return sum(
+        2 * _pairs(attention, tokens, causal, reads) * attention.heads * (attention.head_dim + attention.value_dim)
+        for attention in layer.attentions
+    )
+
+
+def _pairs(attention: Attention, tokens: int, causal: bool, reads: Reads) -> int:
+    """Query-key pairs of one head."""
+    if attention.cross:
+        return tokens * reads.cross
+    shared = tokens * reads.shared
+    window = attention.window if 0 < attention.window < tokens else 0
+    if not (causal and attention.causal):
+        return tokens * (window or tokens) + shared
+    # Under a window the first `window` queries see as many keys as stand before them, the others `window`.
+    return (window * tokens - window**2 // 2 if window else tokens**2 // 2) + shared
+
+
+def _matrix_flops(parts: Iterable[Matrix], own: int, context: int) -> int:
+    runs = {"own": own, "context": context, "sample": 1}
+    return sum(2 * runs[m.runs] * m.active * m.width_in * m.width_out for m in parts)

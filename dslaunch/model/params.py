@@ -2,35 +2,99 @@
 
 from __future__ import annotations
 
-from dslaunch.model.shapes import Block, block, divided, layers, linears
-from dslaunch.schema.model import Component, Decoder, Mlp, ViT
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dslaunch.model.blocks import Block, blocks
+from dslaunch.model.matrices import (
+    Matrix,
+    head_matrices,
+    layer_matrices,
+    mlp_matrices,
+    mtp_matrices,
+    pooling_matrices,
+    stem_matrices,
+)
+from dslaunch.model.shapes import layers
+from dslaunch.schema.components import Component, Decoder, Mlp, Other, Transformer, ViT
+from dslaunch.schema.layer import Lora
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameters of one stage on one rank."""
+
+    total: int = 0
+    """All, adapters included."""
+    trained: int = 0
+    """Of `total`: those that get a gradient."""
+    experts: int = 0
+    """Of `total`: routed experts, whose replicas are fewer by ep."""
+    trained_experts: int = 0
+    packed: int = 0
+    """Of `total`: frozen matrices that QLoRA keeps in 4 bits."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def times(self, number: int) -> Counts:
+        """Of `number` equal parts."""
+        return Counts(*(value * number for value in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The stem, one layer, or the tail."""
+
+    matrices: tuple[Matrix, ...]
+    vectors: int
+    """Norms, scales, tables: not cut any further."""
+    trains: bool
+    """As `train: layers` has it."""
+    in_layer: bool = False
 
 
 def params(component: Component) -> int:
-    """Parameters of the whole component."""
+    """Parameters of the whole component, adapters included."""
     return params_on_rank(component, 1, 0, layers(component))
 
 
 def trainable(component: Component) -> int:
     """Parameters that get a gradient."""
-    return 0 if component.train == "nothing" else params(component)
+    return counts(component, 1, 0, layers(component)).trained
 
 
-def params_on_rank(component: Component, tp: int, first_layer: int, num_layers: int) -> int:
+def active(component: Component) -> int:
+    """Parameters that one token runs through: of routed experts, its top k."""
+    if not isinstance(component, Decoder) or component.experts is None:
+        return params(component)
+    routed = counts(component, 1, 0, component.layers).experts
+    return params(component) - routed + routed * component.experts.top_k // component.experts.count
+
+
+def params_on_rank(component: Component, tp: int, first_layer: int, num_layers: int, ep: int = 1) -> int:
     """Parameters that one of tp ranks computes with, in a stage of `num_layers` from `first_layer` on.
 
     The stage with layer 0 also has the embedding, the one with the last layer the final norm and the head;
     a tied table stands on both. Matrices, their column-parallel biases and the vocabulary (padded to a
-    multiple of tp) are divided by tp. Norms, row-parallel biases, positions, patch embedding, class and
-    register tokens are on every rank, and so are kv heads where tp > kv_heads.
+    multiple of tp) are divided by tp, routed experts by ep too. Norms, row-parallel biases, positions, patch
+    embedding, class and register tokens, a transformer's token table, routers, latent attention's
+    down-projections and adaptive norms' projections are on every rank, and so are kv heads where tp > kv_heads.
     """
+    return counts(component, tp, first_layer, num_layers, ep).total
+
+
+@lru_cache(maxsize=4096)
+def counts(component: Component, tp: int, first_layer: int, num_layers: int, ep: int = 1) -> Counts:
+    """What one rank of a stage holds, by how it is kept; see `params_on_rank`."""
     total = layers(component)
     assert 0 <= first_layer < first_layer + num_layers <= total, (first_layer, num_layers, total)
-    if isinstance(component, Mlp):
-        return _mlp(component, tp)
-    first, last = first_layer == 0, first_layer + num_layers == total
-    ends = (_stem(component, tp) if first else 0) + (_tail(component, tp, with_stem=first) if last else 0)
-    return ends + num_layers * _layer(block(component), tp)
+    found = Counts()
+    for part, number in Counter(_parts(component, tp, first_layer, num_layers)).items():
+        found += _count(component, part, tp, ep).times(number)
+    return found
 
 
 def padded_vocab(component: Decoder, tp: int) -> int:
@@ -38,14 +102,81 @@ def padded_vocab(component: Decoder, tp: int) -> int:
     return -(-component.vocab // tp)
 
 
-def _stem(component: Decoder | ViT, tp: int) -> int:
+def trained_layers(component: Component) -> frozenset[int]:
+    """Layers whose own parameters train, adapters apart."""
+    total = layers(component)
+    if component.train == "layers":
+        return frozenset(layer % total for layer in component.train_layers)
+    return frozenset(range(total)) if component.train == "all" else frozenset()
+
+
+def _parts(component: Component, tp: int, first: int, number: int) -> Iterator[_Part]:
+    if isinstance(component, Mlp):
+        yield _Part(mlp_matrices(component), _mlp_norms(component), component.train == "all", in_layer=True)
+        return
+    if isinstance(component, Other):
+        yield _Part((), component.params, component.train == "all")
+        return
+    chosen = trained_layers(component)
+    with_stem, with_tail = first == 0, first + number == component.layers
+    if with_stem:
+        yield _Part(stem_matrices(component), _stem_vectors(component, tp), _end_trains(component, "stem"))
+    for index, layer in enumerate(blocks(component)[first : first + number], first):
+        yield _Part(layer_matrices(layer), _layer_vectors(layer), index in chosen, in_layer=True)
+    if with_tail:
+        yield _tail(component, tp, with_stem=with_stem)
+
+
+def _end_trains(component: Component, end: str) -> bool:
+    return component.train == "all" or end in component.train_ends
+
+
+def _count(component: Component, part: _Part, tp: int, ep: int) -> Counts:
+    base = part.vectors + sum(matrix.params(tp, ep) for matrix in part.matrices)
+    experts = sum(matrix.params(tp, ep) for matrix in part.matrices if matrix.routed)
+    if component.lora is None:
+        return Counts(base, base * part.trains, experts, experts * part.trains)
+    added = _adapters(part.matrices, component.lora, isinstance(component, Mlp), tp, ep)
+    routed = tuple(matrix for matrix in part.matrices if matrix.routed)
+    expert_adapters = _adapters(routed, component.lora, False, tp, ep)
+    packed = sum(matrix.params(tp, ep) for matrix in part.matrices) if part.in_layer else 0
+    return Counts(
+        base + added, added, experts + expert_adapters, expert_adapters,
+        packed if component.train == "qlora" else 0,
+    )  # fmt: skip
+
+
+def _adapters(parts: tuple[Matrix, ...], lora: Lora, every: bool, tp: int, ep: int) -> int:
+    """Adapters of the targeted matrices; a fused query-key-value matrix has one input side for the three."""
+    total = 0
+    for matrix in parts:
+        if every or matrix.target in lora.targets:
+            total += matrix.adapter(lora.rank, tp, ep)
+        elif "qkv" in lora.targets and matrix.target in ("q", "k", "v"):
+            width_in, width_out = matrix.on_rank(tp)
+            total += lora.rank * (width_out + (width_in if matrix.target == "q" else 0))
+    return total
+
+
+def _layer_vectors(layer: Block) -> int:
+    scales = 2 * layer.hidden * layer.layer_scale
+    inner = sum(2 * attention.qk_norm for attention in layer.attentions)
+    latents = sum(
+        attention.mla.q_lora_rank + attention.mla.kv_lora_rank for attention in layer.attentions if attention.mla
+    )
+    return layer.norms * layer.norm + layer.context_norm + scales + inner + latents
+
+
+def _stem_vectors(component: Decoder | Transformer | ViT, tp: int) -> int:
+    hidden = component.hidden
     if isinstance(component, Decoder):
         positions = component.max_positions if component.position == "learned" else 0
-        return (padded_vocab(component, tp) + positions) * component.hidden
-    hidden = component.hidden
-    patch = component.channels * component.patch**2 * hidden + hidden * component.patch_bias
-    pre_norm = 2 * hidden * component.pre_norm
-    return patch + (component.class_token + component.registers + _positions(component)) * hidden + pre_norm
+        return (padded_vocab(component, tp) + positions) * hidden
+    norm = hidden * (2 if component.norm == "layernorm" else 1) * component.pre_norm
+    if isinstance(component, Transformer):
+        buckets = component.position_buckets * component.heads
+        return (component.vocab + component.positions + component.queries) * hidden + buckets + norm
+    return (component.class_token + component.registers + _positions(component)) * hidden + norm
 
 
 def _positions(component: ViT) -> int:
@@ -55,37 +186,31 @@ def _positions(component: ViT) -> int:
     vit_*_reg4_dinov2 set no_embed_class and fold that row into the token (timm 1.0,
     timm/models/vision_transformer.py).
     """
-    return component.patches + (component.class_token and component.registers == 0)
+    if component.position == "rope" and component.position_rows is None:
+        return 0
+    return component.position_rows or component.patches + (component.class_token and component.registers == 0)
 
 
-def _tail(component: Decoder | ViT, tp: int, *, with_stem: bool) -> int:
-    hidden = component.hidden
-    if isinstance(component, Decoder):
-        shared = component.tied_embeddings and with_stem
-        return block(component).norm + (0 if shared else padded_vocab(component, tp) * hidden)
-    post_norm = 2 * hidden * component.post_norm
-    return post_norm + (_pooling(block(component), tp) if component.attention_pooling else 0)
+def _tail(component: Decoder | Transformer | ViT, tp: int, *, with_stem: bool) -> _Part:
+    trains, norm = _end_trains(component, "tail"), component.hidden * (2 if component.norm == "layernorm" else 1)
+    if isinstance(component, ViT):
+        pooling = pooling_matrices(component)
+        layer = blocks(component)[0]
+        # The pooling head's learnt query, and one norm.
+        vectors = norm * component.post_norm + (component.hidden + layer.norm if pooling else 0)
+        return _Part(pooling, vectors, trains)
+    if isinstance(component, Transformer):
+        affine = component.post_norm and component.norm_affine
+        return _Part(head_matrices(component), norm * affine, trains)
+    shared = component.tied_embeddings and with_stem
+    head = () if shared else head_matrices(component, tp)
+    further = mtp_matrices(component) * component.mtp_layers
+    own_norms = component.mtp_layers * (3 * norm + _layer_vectors(blocks(component)[-1]))
+    return _Part((*head, *further), norm + own_norms, trains)
 
 
-def _pooling(layer: Block, tp: int) -> int:
-    """SigLIP's head: a learnt query attends to the patches, then MLP; one norm less than a layer."""
-    query = layer.hidden
-    scales = 2 * layer.hidden * layer.layer_scale
-    return query + _layer(layer, tp) - layer.norm - scales
-
-
-def _layer(layer: Block, tp: int) -> int:
-    hidden, ffn = layer.hidden, layer.ffn_width(tp)
-    query, qkv = layer.query_width(tp), layer.query_width(tp) + 2 * layer.kv_width(tp)
-    attention = hidden * (qkv + query) + qkv * layer.qkv_bias + hidden * layer.out_bias
-    mlp = hidden * ffn * (layer.halves + 1) + (ffn * layer.halves + hidden) * layer.mlp_bias
-    return attention + mlp + 2 * layer.norm + 2 * hidden * layer.layer_scale
-
-
-def _mlp(component: Mlp, tp: int) -> int:
-    count = 2 * component.dims[0] * component.norm
-    for linear in linears(component):
-        count += divided(linear.cut, tp) * (linear.width_in if linear.column else linear.width_out)
-        bias = divided(linear.width_out, tp) if linear.column else linear.width_out
-        count += bias * component.bias
-    return count
+def _mlp_norms(component: Mlp) -> int:
+    per_width = 2 if component.norm_kind == "layernorm" else 1
+    first = component.dims[0] // (component.merge if component.norm_before_merge else 1)
+    inner = sum(component.dims[1:-1]) if component.inner_norms else 0
+    return component.categories * per_width * (first * component.norm + inner)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
-from dslaunch.model.params import params_on_rank
+from dslaunch.model.activations import Pass
+from dslaunch.model.params import Counts, counts, trained_layers
+from dslaunch.model.tokens import Reads, own_tokens, reads
 from dslaunch.schema.config import RunConfig
-from dslaunch.schema.model import Component, Mlp, ViT
+from dslaunch.schema.model import Component
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,21 @@ class Case:
     @property
     def tokens(self) -> int:
         """Tokens of one pass on one context-parallel rank."""
-        component = self.component
-        if isinstance(component, ViT):
-            return component.tokens
-        if isinstance(component, Mlp):
-            return max(1, _incoming_tokens(self.config, self.name) // component.passes)
-        return self.config.training.seq_len // self.layout.cp
+        tokens = own_tokens(self.config.model, self.name, self.config.training.seq_len)
+        return tokens // self.layout.cp if self.is_trunk else tokens
+
+    @property
+    def reads(self) -> Reads:
+        """Tokens of other components that one pass attends to."""
+        return reads(self.config.model, self.name)
+
+    @property
+    def run(self) -> Pass:
+        """One pass on one rank, as the bytes that it keeps depend on it."""
+        layout = self.layout
+        return Pass(
+            self.tokens, layout.tp, self.sequence_parallel, layout.recompute, self.width, self.reads, layout.ep
+        )
 
     @property
     def sequence_parallel(self) -> bool:
@@ -61,13 +72,21 @@ class Case:
 
     @property
     def states(self) -> StateBytes:
+        return self._states(self.layout.shard)
+
+    @property
+    def expert_states(self) -> StateBytes:
+        """Of routed experts, which have a replica on every ep-th rank only."""
+        return self._states(max(1, self.layout.shard // self.layout.ep))
+
+    def _states(self, shard: int) -> StateBytes:
         layout = self.layout
         return self.engine.states(
             StateCase(
                 self.config.training.precision,
                 self.grad_accum_dtype,
                 layout.zero,
-                layout.shard,
+                shard,
                 layout.offload,
             )
         )
@@ -85,10 +104,23 @@ class Case:
     def first_layer(self, stage: int) -> int:
         return sum(self.layout.layers_per_stage[:stage])
 
+    def counts(self, stage: int) -> Counts:
+        """Parameters on a rank of the stage, by how they are kept."""
+        layout = self.layout
+        layers = layout.layers_per_stage[stage]
+        return counts(self.component, layout.tp, self.first_layer(stage), layers, layout.ep)
+
     def params_on_rank(self, stage: int) -> int:
         """Parameters that a rank of the stage computes with."""
-        layers = self.layout.layers_per_stage[stage]
-        return params_on_rank(self.component, self.layout.tp, self.first_layer(stage), layers)
+        return self.counts(stage).total
+
+    @property
+    def lowest_layer(self) -> int:
+        """The first layer that gradients reach: all where adapters, the stem or something before trains."""
+        component = self.component
+        if component.train != "layers" or self.passes_gradient or "stem" in component.train_ends:
+            return 0
+        return min(trained_layers(component), default=sum(self.layout.layers_per_stage))
 
     def in_flight(self, stage: int) -> float:
         """Micro-batches whose activations the stage holds at its fullest moment.
@@ -114,13 +146,6 @@ def cases(
 ) -> dict[str, Case]:
     """A case for each component."""
     return {n: Case(config, engine, n, layout, grad_accum_dtype) for n, layout in layouts.items()}
-
-
-def _incoming_tokens(config: RunConfig, name: str) -> int:
-    """Tokens per sample that enter a component: channels of the same tokens count once."""
-    edges = [edge for edge in config.model.edges if edge.to == name]
-    sequence = sum(edge.tokens for edge in edges if edge.join == "sequence")
-    return sequence or max((edge.tokens for edge in edges), default=config.training.seq_len)
 
 
 def _upstream(config: RunConfig, name: str) -> set[str]:

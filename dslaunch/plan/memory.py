@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dslaunch.engines.deepspeed_buckets import gathered_elements, reduce_bucket_elements
-from dslaunch.model.activations import layer_bytes, logits_bytes, working_set_bytes
+from dslaunch.model.activations import logits_bytes, stage_bytes, working_set_bytes
+from dslaunch.model.params import Counts
+from dslaunch.model.shapes import width_out
 from dslaunch.plan.case import Case
 from dslaunch.planfile import MemoryGib
 
@@ -13,22 +15,22 @@ GIB = 2**30
 COMMUNICATOR_GIB = 0.5
 """NCCL buffers of the groups that a rank belongs to, together: 16-channel defaults on 8-GPU nodes take
 300-600 MiB as reported in NVIDIA/nccl#1112 and Megatron-LM logs; the benchmark is to replace it."""
+_NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 
 
 def stage_memory(case: Case, stage: int) -> MemoryGib:
     """Bytes of one stage of one component on one of its ranks, in GiB."""
-    params = case.params_on_rank(stage)
-    states = case.states
-    trained = 0 if case.frozen else params
-    weights = params * (_frozen_weight_bytes(case) if case.frozen else states.weights)
+    held = case.counts(stage)
+    states, expert_states = case.states, case.expert_states
+    dense, experts = held.trained - held.trained_experts, held.trained_experts
     terms = {
-        "weights": weights,
-        "gradients": trained * states.gradients,
-        "optimizer": trained * states.optimizer,
+        "weights": dense * states.weights + experts * expert_states.weights + _frozen_bytes(case, held),
+        "gradients": dense * states.gradients + experts * expert_states.gradients,
+        "optimizer": dense * states.optimizer + experts * expert_states.optimizer,
         "activations": 0.0 if case.frozen and not case.passes_gradient else _activations(case, stage),
         "boundary": _boundary(case, stage),
         "logits": _logits(case, stage),
-        "buffers": _buffers(case, params, trained),
+        "buffers": _buffers(case, held.total, held.trained),
     }
     gib = {name: value / GIB for name, value in terms.items()}
     return MemoryGib(**gib, total=sum(gib.values()))
@@ -42,7 +44,9 @@ def overhead_gib(case: Case, world_size: int) -> float:
 
 def host_gib_per_rank(case: Case, stage: int) -> float:
     """Host memory of a rank: offloaded states."""
-    return 0.0 if case.frozen else case.params_on_rank(stage) * case.states.host / GIB
+    held = case.counts(stage)
+    dense = held.trained - held.trained_experts
+    return (dense * case.states.host + held.trained_experts * case.expert_states.host) / GIB
 
 
 def host_gib_per_node(rank_host_gib: Mapping[int, float], slots: int) -> float:
@@ -53,20 +57,28 @@ def host_gib_per_node(rank_host_gib: Mapping[int, float], slots: int) -> float:
     return max(nodes.values())
 
 
-def _frozen_weight_bytes(case: Case) -> float:
-    """A frozen component has weights only; ZeRO-1 and -2 keep them whole on each rank."""
-    return case.width / case.layout.shard if case.layout.zero == 3 else float(case.width)
+def _frozen_bytes(case: Case, held: Counts) -> float:
+    """What is frozen has weights only; ZeRO-1 and -2 keep them whole on each rank, ZeRO-3 shards them.
+
+    NF4 with double quantisation takes 4 bits, 8 for each 64 values and 32 for each 256 of those: 4.127 bits a
+    value (arXiv:2305.14314 section 3).
+    """
+    plain = held.total - held.trained - held.packed
+    sharded = case.layout.shard if case.layout.zero == 3 else 1
+    return (plain * case.width + held.packed * _NF4_BYTES) / sharded
 
 
 def _activations(case: Case, stage: int) -> float:
     layout, component = case.layout, case.component
-    per_sample = layer_bytes(
-        component, case.tokens, layout.tp, case.sequence_parallel, layout.recompute, case.width
-    )
-    kept = case.in_flight(stage) * case.samples * layout.layers_per_stage[stage] * per_sample
+    first, end = case.first_layer(stage), case.first_layer(stage) + layout.layers_per_stage[stage]
+    first = max(first, case.lowest_layer)
+    if first >= end:
+        return 0.0
+    per_sample = stage_bytes(component, case.run, first, end - first)
+    kept = case.in_flight(stage) * case.samples * per_sample
     if layout.recompute != "full":
         return kept
-    working = working_set_bytes(component, case.tokens, layout.tp, case.sequence_parallel, case.width)
+    working = max(working_set_bytes(component, case.run, layer) for layer in range(first, end))
     return kept + case.samples * working
 
 
@@ -78,7 +90,7 @@ def _boundary(case: Case, stage: int) -> float:
     stage holds the joined tokens of all its samples, and their gradients.
     """
     layout, config = case.layout, case.config
-    hidden = case.component.dims[-1] if case.component.arch == "mlp" else case.component.hidden
+    hidden = width_out(case.component)
     total = 0.0
     if layout.pp > 1:
         cut = layout.tp if case.sequence_parallel else 1
@@ -95,9 +107,7 @@ def _boundary(case: Case, stage: int) -> float:
 def _logits(case: Case, stage: int) -> float:
     if stage != case.layout.pp - 1:
         return 0.0
-    return case.samples * logits_bytes(
-        case.component, case.tokens, case.layout.tp, case.sequence_parallel, case.width
-    )
+    return case.samples * logits_bytes(case.component, case.run)
 
 
 def _buffers(case: Case, params: int, trained: int) -> float:

@@ -15,6 +15,7 @@ from dslaunch.hardware.topology import group_link
 from dslaunch.model.flops import Flops, flops
 from dslaunch.plan.case import Case
 from dslaunch.schema.cluster import Link
+from dslaunch.schema.model import Decoder
 
 _ADAM_BYTES = 28
 """HBM traffic per parameter of a fused Adam step: master, moments read and written, gradient, new weight."""
@@ -77,14 +78,14 @@ def _stage_terms(case: Case, stage: int, efficiency: Efficiency) -> dict[str, fl
     rate = peak.get(precision, peak.get("fp32", 1.0)) * 1e12 * efficiency.matrix
     m = layout.num_microbatches
     forward, backward = _stage_flops(case, stage)
-    recompute = _recompute_of(case, layout.layers_per_stage[stage])
+    recompute = _recompute_of(case, stage)
     scale = case.samples / (layout.tp * layout.cp) * m / rate
     compute = (forward + backward) * scale
     hideable = backward * scale
     return {
         "compute": compute,
         "recompute": recompute * scale,
-        "tp": m * _tensor_seconds(case, stage, efficiency),
+        "tp": m * (_tensor_seconds(case, stage, efficiency) + _expert_seconds(case, stage, efficiency)),
         "pp": m * _pipeline_seconds(case, efficiency),
         "dp": _exposed_dp(case, stage, efficiency, hideable),
         "optimizer": _optimizer_seconds(case, stage, efficiency),
@@ -93,37 +94,45 @@ def _stage_terms(case: Case, stage: int, efficiency: Efficiency) -> dict[str, fl
 
 
 def _component_flops(case: Case) -> Flops:
-    return flops(case.component, case.tokens * case.layout.cp)
+    return flops(case.component, case.tokens * case.layout.cp, reads=case.reads)
 
 
 def _stage_flops(case: Case, stage: int) -> tuple[float, float]:
     """(forward, backward) FLOPs of one pass through a stage, all tp ranks together."""
     layout, parts = case.layout, _component_flops(case)
-    forward = float(parts.layer * layout.layers_per_stage[stage])
-    forward += parts.stem if stage == 0 else 0
-    forward += parts.tail if stage == layout.pp - 1 else 0
-    return forward, _backward_factor(case) * forward
+    layers = _layers_of(case, stage)
+    ends = (parts.stem if stage == 0 else 0) + (parts.tail if stage == layout.pp - 1 else 0)
+    reached = sum(parts.layers[layer] for layer in layers if layer >= case.lowest_layer)
+    return float(sum(parts.layers[layer] for layer in layers) + ends), _backward_factor(case) * (reached + ends)
+
+
+def _layers_of(case: Case, stage: int) -> range:
+    first = case.first_layer(stage)
+    return range(first, first + case.layout.layers_per_stage[stage])
 
 
 def _backward_factor(case: Case) -> float:
-    """2 where inputs and weights get gradients, 1 where only inputs do, 0 where nothing before trains."""
-    if not case.frozen:
-        return 2.0
-    return 1.0 if case.passes_gradient else 0.0
+    """2 where inputs and weights get gradients, 1 where only inputs do, 0 where nothing before trains.
+
+    Where adapters train, all inputs need gradients, and of the weights those of the adapters alone; where some
+    layers do, this holds for the layers from the lowest of them on, the frozen among them taken as trained.
+    """
+    if case.frozen:
+        return 1.0 if case.passes_gradient else 0.0
+    return 1.0 if case.component.lora else 2.0
 
 
-def _recompute_of(case: Case, layers: int) -> float:
-    """FLOPs of one pass that run again in the backward pass."""
-    parts = _component_flops(case)
-    if _backward_factor(case) == 0:
+def _recompute_of(case: Case, stage: int) -> float:
+    """FLOPs of one pass through a stage that run again in the backward pass."""
+    if _backward_factor(case) == 0 or case.layout.recompute == "none":
         return 0.0
-    return {"none": 0.0, "selective": parts.attention_core, "full": parts.layer}[
-        case.layout.recompute
-    ] * layers
+    parts = _component_flops(case)
+    again = parts.attention_cores if case.layout.recompute == "selective" else parts.layers
+    return float(sum(again[layer] for layer in _layers_of(case, stage) if layer >= case.lowest_layer))
 
 
 def _recompute_flops(case: Case) -> float:
-    return _recompute_of(case, sum(case.layout.layers_per_stage))
+    return sum(_recompute_of(case, stage) for stage in range(case.layout.pp))
 
 
 def _samples_per_step(case: Case) -> int:
@@ -131,7 +140,8 @@ def _samples_per_step(case: Case) -> int:
 
 
 def _model_flops(case: Case) -> float:
-    return _component_flops(case).total * (1 + _backward_factor(case)) * _samples_per_step(case)
+    stages = [_stage_flops(case, stage) for stage in range(case.layout.pp)]
+    return sum(forward + backward for forward, backward in stages) * _samples_per_step(case)
 
 
 def _seconds(link: Link, moved: float, hops: int, efficiency: Efficiency) -> float:
@@ -147,6 +157,19 @@ def _tensor_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
     moved = 2 * (layout.tp - 1) / layout.tp * case.samples * case.tokens * case.component.hidden * case.width
     count = (4 if not case.frozen else 2) + (2 if layout.recompute == "full" else 0)
     return layout.layers_per_stage[stage] * count * _seconds(link, moved, 2 * (layout.tp - 1), efficiency)
+
+
+def _expert_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
+    """Four all-to-alls a layer with experts: tokens to their experts and back, forward and backward."""
+    layout, component = case.layout, case.component
+    if layout.ep == 1 or not isinstance(component, Decoder) or component.experts is None:
+        return 0.0
+    experts = component.experts
+    mixed = sum(layer >= experts.dense_layers for layer in _layers_of(case, stage))
+    tokens = case.samples * case.tokens * experts.top_k
+    moved = (layout.ep - 1) / layout.ep * tokens * component.hidden * case.width
+    link = group_link(case.config.cluster, layout.tp * layout.ep)
+    return mixed * 4 * _seconds(link, moved, layout.ep - 1, efficiency)
 
 
 def _pipeline_seconds(case: Case, efficiency: Efficiency) -> float:
@@ -170,13 +193,14 @@ def _exposed_dp(case: Case, stage: int, efficiency: Efficiency, hideable: float)
     if n == 1 or case.frozen:
         return 0.0
     link = group_link(case.config.cluster, layout.tp * n)
-    share, params = (n - 1) / n, case.params_on_rank(stage)
+    share, held = (n - 1) / n, case.counts(stage)
     times = layout.num_microbatches if layout.zero in case.engine.reduces_every_microbatch else 1
     reduce_width = WIDTH[case.grad_accum_dtype] if times == 1 else case.width
     passes = 1 if layout.zero else 2
-    reduce = times * passes * _seconds(link, share * params * reduce_width, n - 1, efficiency)
+    reduce = times * passes * _seconds(link, share * held.trained * reduce_width, n - 1, efficiency)
     gathers = {0: 0, 3: 2 * times}.get(layout.zero, 1)
-    gather = gathers * _seconds(link, share * params * case.width, n - 1, efficiency)
+    gathered = held.total if layout.zero == 3 else held.trained
+    gather = gathers * _seconds(link, share * gathered * case.width, n - 1, efficiency)
     overlapped = case.engine.overlaps_reduction and case.config.training.overlap_comm and layout.pp == 1
     if not overlapped:
         return reduce + gather
@@ -189,7 +213,7 @@ def _optimizer_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
     if case.frozen or case.layout.offload != "none":
         return 0.0
     sharded = case.layout.shard if case.layout.zero else 1
-    moved = case.params_on_rank(stage) / sharded * _ADAM_BYTES
+    moved = case.counts(stage).trained / sharded * _ADAM_BYTES
     return moved / (case.config.cluster.gpu.hbm_gb_per_s * 1e9 * efficiency.hbm)
 
 
@@ -197,7 +221,7 @@ def _offload_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
     """Gradients down and weights up over PCIe, and Adam in host memory."""
     if case.frozen or case.layout.offload == "none":
         return 0.0
-    shard = case.params_on_rank(stage) / case.layout.shard
+    shard = case.counts(stage).trained / case.layout.shard
     pcie = case.config.cluster.gpu.pcie_gb_per_s * 1e9 * efficiency.pcie
     gathers = 2 * case.layout.num_microbatches if case.layout.offload == "cpu_params" else 1
     return shard * (4 + case.width * gathers) / pcie + shard * _ADAM_BYTES / (

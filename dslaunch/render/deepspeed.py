@@ -119,7 +119,7 @@ def _scheduler(plan: Plan) -> dict[str, Any]:
     """The schedule in DeepSpeed's terms, for a script that leaves it to deepspeed.initialize.
 
     Its warm-ups last 2 steps at least. A cosine without warm-up is written as one that starts at the peak
-    (warmup_min_ratio 1): the first 2 steps stay at the peak.
+    (warmup_min_ratio 1) and stays there for 2 steps. Its warm-ups are a step late: the first step has rate 0.
 
     Raises:
         ConfigError: a schedule that DeepSpeed cannot follow.

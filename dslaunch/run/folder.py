@@ -100,7 +100,7 @@ def _read(folder: Path, name: str) -> str:
         raise ConfigError(f"{folder / name}: not UTF-8, so not as rendered. Render again") from error
     except OSError as error:
         raise ConfigError(
-            f"{folder / name}: {error.strerror}. A folder to launch holds every file that `dslaunch render -o DIR` wrote: "
+            f"{folder / name}: {error.strerror}. A folder to launch holds all that `render -o DIR` wrote: "
             "render again, or name that folder"
         ) from error
 

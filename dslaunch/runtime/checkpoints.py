@@ -72,16 +72,19 @@ def check_readable(folder: Path, plan: Plan) -> int:
     """The step of the checkpoint in `folder`.
 
     Raises:
-        ConfigError: another model or strategy wrote it.
+        ConfigError: another model or strategy wrote it, or another version of dslaunch.
     """
-    saved = Note(**json.loads((folder / _NOTE).read_text(encoding="utf-8")))
+    try:
+        saved = Note(**json.loads((folder / _NOTE).read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{folder / _NOTE}: not a note of {CHECKPOINT_SCHEMA}: {error}.") from error
     wanted = asdict(note_of(plan, saved.step))
     for key, found in asdict(saved).items():
         # torch's distributed format is laid out anew for another number of ranks, DeepSpeed's is not.
         if found != wanted[key] and (key != "world_size" or saved.sharding == "zero"):
             raise ConfigError(
                 f"checkpoint.load: {folder} has {key} = {found!r}, this plan {wanted[key]!r}. Continue with "
-                "the settings that wrote it."
+                "the settings that wrote it, or start without checkpoint.load."
             )
     return saved.step
 

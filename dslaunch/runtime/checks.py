@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import ComponentPlan, Plan
+from dslaunch.runtime.supported import check_model
 
 _EXECUTES = (
     "dslaunch.runtime executes one layout for the whole model, with tp = pp = cp = ep = 1: "
@@ -15,7 +16,8 @@ def check_executable(plan: Plan) -> None:
     """Refuse a plan that the runtime does not execute.
 
     Raises:
-        ConfigError: a layout per component, model parallelism, or a setting that the sharding lacks.
+        ConfigError: a layout per component, model parallelism, a setting that the sharding lacks, or a model
+            whose modules the runtime lacks.
     """
     _check_layouts(plan)
     _check_sharding(plan)
@@ -26,9 +28,7 @@ def check_executable(plan: Plan) -> None:
             f"model.weights: found '{plan.files.weights}'; dslaunch.runtime starts from random weights or "
             "from a checkpoint of its own (checkpoint.load=DIR). Leave it empty, or give script=PATH."
         )
-    for name, spec in plan.model["components"].items():
-        if spec["passes"] != 1:
-            raise ConfigError(f"model.components.{name}.passes: found {spec['passes']}; the runtime has 1.")
+    check_model(plan.model["components"], plan.model["edges"])
 
 
 def _check_layouts(plan: Plan) -> None:

@@ -1,22 +1,20 @@
 """The components of a model as modules, built from the validated configuration in plan.json.
 
-Each holds exactly the parameters that its configuration describes; `Spec` is a component as
-`dslaunch.schema.model` validated it. Shapes: B samples, N patches, S tokens, H hidden.
+Each holds exactly the parameters that its configuration describes.
+Shapes: B samples, N patches, S tokens, H hidden.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dslaunch.errors import ConfigError
 from dslaunch.runtime.layers import Attention, Block, BlockShape, FeedForward, norm_of, rotation
+from dslaunch.runtime.supported import Spec
 
-Spec = dict[str, Any]
 VIT_NORM_EPS = 1e-6
 
 
@@ -137,24 +135,16 @@ class Decoder(nn.Module):
         return F.cross_entropy(logits.float(), wanted[judged])
 
 
-def build_component(name: str, spec: Spec, recompute: str, from_layer: int) -> nn.Module:
-    """The module of component `name`, of which layer `from_layer` is passed on (-1: the last).
-
-    Raises:
-        ConfigError: a component that the runtime does not execute.
-    """
+def build_component(spec: Spec, recompute: str, from_layer: int) -> nn.Module:
+    """The module of one component, of which layer `from_layer` is passed on (-1: the last)."""
     match spec["arch"]:
         case "vit":
             return ViT(spec, recompute, from_layer)
         case "mlp":
             return Mlp(spec)
-        case "decoder":
-            return Decoder(spec, recompute)
         case arch:
-            raise ConfigError(
-                f"model.components.{name}.arch: found '{arch}'; dslaunch.runtime executes decoder, vit, mlp. "
-                "Give a training script of your own: script=PATH."
-            )
+            assert arch == "decoder", arch
+            return Decoder(spec, recompute)
 
 
 def blocks_up_to(from_layer: int, layers: int) -> int:
@@ -166,8 +156,8 @@ def vit_block(spec: Spec, recompute: str) -> BlockShape:
     """A ViT's block: every linear layer has a bias; the gated one uses SiLU (DINOv2's SwiGLU)."""
     return BlockShape(
         hidden=spec["hidden"], heads=spec["heads"], kv_heads=spec["heads"],
-        head_dim=spec["hidden"] // spec["heads"], ffn=spec["ffn"], gated=spec["gated_mlp"],
-        silu=spec["gated_mlp"], rmsnorm=False, norm_eps=VIT_NORM_EPS, qkv_bias=True, out_bias=True,
+        head_dim=spec.get("head_dim") or spec["hidden"] // spec["heads"], ffn=spec["ffn"],
+        gated=spec["gated_mlp"], silu=spec["gated_mlp"], rmsnorm=False, norm_eps=VIT_NORM_EPS, qkv_bias=True, out_bias=True,
         mlp_bias=True, layer_scale=spec["layer_scale"], causal=False, recompute=recompute,
     )  # fmt: skip
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan
-from dslaunch.runtime.components import Decoder, Spec, ViT, build_component
+from dslaunch.runtime.components import Decoder, ViT, build_component
+from dslaunch.runtime.supported import Spec, trunk_of
 
 TABLE_STD = 0.02
 
@@ -60,78 +61,25 @@ class Graph(nn.Module):
 def build_model(plan: Plan) -> Graph:
     """The model of `plan` on the host in fp32, with the same weights on every rank and for every strategy.
 
+    The graph is one that `check_model` let pass.
+
     Raises:
-        ConfigError: the graph holds something that the runtime does not execute.
+        ConfigError: nothing trains, or one tower is read at several layers.
     """
     specs: dict[str, Spec] = plan.model["components"]
     edges: list[dict[str, Any]] = list(plan.model["edges"])
-    trunk = check_graph(specs, edges)
     parts = {
-        name: build_component(name, spec, plan.components[name].recompute, _layer_read(name, edges))
+        name: build_component(spec, plan.components[name].recompute, _layer_read(name, edges))
         for name, spec in specs.items()
     }
     for name, spec in specs.items():
         if spec["train"] == "nothing":
             parts[name].requires_grad_(False)
-    model = Graph(parts, edges, trunk)
+    model = Graph(parts, edges, trunk_of(specs))
     initialise(model, plan.training.seed)
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError("model.components: every component has `train: nothing`; let at least one train.")
     return model
-
-
-def check_graph(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> str:
-    """The decoder that everything leads to.
-
-    Raises:
-        ConfigError: not one decoder, a component without input or output, or a join that the decoder lacks.
-    """
-    decoders = [name for name, spec in specs.items() if spec["arch"] == "decoder"]
-    if len(decoders) != 1:
-        raise ConfigError(
-            f"model.components: found {len(decoders)} decoders ({listed(decoders)}); dslaunch.runtime "
-            "executes one decoder, with towers and projectors before it. Give a training script: script=PATH."
-        )
-    for name, spec in specs.items():
-        if spec["arch"] == "mlp" and all(edge["to"] != name for edge in edges):
-            raise ConfigError(f"model.components.{name}: no edge leads to it. Add one to model.edges.")
-        if name != decoders[0] and all(edge["from"] != name for edge in edges):
-            raise ConfigError(f"model.components.{name}: no edge leaves it. Add one to model.edges.")
-    for edge in edges:
-        if edge["to"] == decoders[0] and edge["join"] != "sequence":
-            raise ConfigError(
-                f"model.edges: {edge['from']} -> {edge['to']} joins by '{edge['join']}'; into the decoder "
-                "dslaunch.runtime executes `sequence` only."
-            )
-        if specs[edge["to"]]["arch"] == "vit" or edge["from"] == decoders[0]:
-            raise ConfigError(
-                f"model.edges: dslaunch.runtime does not execute {edge['from']} -> {edge['to']}: towers "
-                "take images, and the decoder is the last component."
-            )
-        if edge["from_layer"] != -1 and specs[edge["from"]]["arch"] != "vit":
-            raise ConfigError(
-                f"model.edges: {edge['from']} -> {edge['to']} reads layer {edge['from_layer']}; "
-                "dslaunch.runtime reads an inner layer of towers only. Set from_layer to -1."
-            )
-    for edge in edges:
-        tokens = output_tokens(edge["from"], specs, edges)
-        if edge["tokens"] != tokens:
-            raise ConfigError(
-                f"model.edges: {edge['from']} -> {edge['to']} says {edge['tokens']} tokens, but "
-                f"{edge['from']} gives {tokens}."
-            )
-    return decoders[0]
-
-
-def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]) -> int:
-    """Tokens per sample that component `name` passes on."""
-    spec = specs[name]
-    if spec["arch"] == "vit":
-        return int((spec["image"] // spec["patch"]) ** 2)
-    incoming = [edge for edge in edges if edge["to"] == name]
-    counts = [output_tokens(edge["from"], specs, edges) for edge in incoming]
-    more = [count for edge, count in zip(incoming[1:], counts[1:], strict=True) if edge["join"] == "sequence"]
-    return counts[0] + sum(more)
 
 
 def initialise(model: nn.Module, seed: int) -> None:

@@ -56,6 +56,8 @@ def train(
     """Steps `start` to the plan's last, with their metrics and checkpoints."""
     recorder = Recorder(folder, start, plan.training.steps) if world.rank == 0 else None
     checkpoint_dir = Path(plan.files.checkpoint_dir or folder / "checkpoints")
+    if recorder and start >= plan.training.steps:
+        print(f"the checkpoint is at step {start} of {plan.training.steps}: nothing to train", flush=True)
     for step in range(start, plan.training.steps):
         enter(f"training step {step + 1}")
         began = time.perf_counter()

@@ -58,12 +58,12 @@ def _device(accelerator: str, local_rank: int) -> torch.device:
 
 
 def join_world(world: World, plan: Plan) -> None:
-    """Set this rank's device and threads, and meet the other ranks."""
+    """Set this rank's device and threads (the host's cores shared out), and meet the other ranks."""
     timeout = timedelta(minutes=plan.launcher.timeout_minutes)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
         dist.init_process_group("nccl", timeout=timeout, device_id=world.device)
         return
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(max(1, cores // plan.cluster.gpus_per_node))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // plan.cluster.gpus_per_node))
     dist.init_process_group("gloo", timeout=timeout)

@@ -8,123 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dslaunch.errors import listed, nearest
-from dslaunch.schema.base import Counts, Name, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
+from dslaunch.schema.base import Name, NonNegative, Part, Positive
+from dslaunch.schema.components import Component, Decoder, Mlp, Other, Transformer, ViT
 
-
-class _Component(Part):
-    train: Literal["all", "nothing"] = "all"
-    """Which parameters get a gradient."""
-    passes: Positive = 1
-    """Forward passes per sample: 3 for three cameras."""
-    lr: PositiveFloat | None = None
-    """Peak learning rate of this component; training.optimizer.lr where it is not given."""
-    weight_decay: NonNegativeFloat | None = None
-    """Weight decay of this component; training.optimizer.weight_decay where it is not given."""
-
-
-class Decoder(_Component):
-    """A transformer decoder: Llama and its relatives, GPT."""
-
-    arch: Literal["decoder"]
-    layers: Positive
-    hidden: Positive
-    heads: Positive
-    kv_heads: Positive
-    """Key/value heads (GQA); equal to heads for multi-head attention."""
-    head_dim: Positive | None = None
-    """hidden / heads where it is not given."""
-    ffn: Positive
-    """Width of the MLP's inner layer (of each of its two halves, where it is gated)."""
-    vocab: Positive
-    """Rows of the embedding table, padding included."""
-    tied_embeddings: bool = False
-    """The output head is the embedding table."""
-    gated_mlp: bool = True
-    """SwiGLU or GeGLU: three matrices instead of two."""
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    qkv_bias: bool = False
-    out_bias: bool = False
-    """Bias of the attention's output projection."""
-    mlp_bias: bool = False
-    position: Literal["rope", "learned"] = "rope"
-    max_positions: Positive = 8192
-    """Longest sequence; rows of the table where positions are learned."""
-    rope_theta: PositiveFloat = 10000.0
-    norm_eps: PositiveFloat = 1e-5
-
-    @model_validator(mode="after")
-    def _whole_heads(self) -> Decoder:
-        if self.head_dim is None and self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} / heads {self.heads} is not whole; give head_dim")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} / kv_heads {self.kv_heads} is not whole")
-        return self
-
-
-class ViT(_Component):
-    """A vision transformer over square patches: ViT, CLIP, SigLIP, DINOv2."""
-
-    arch: Literal["vit"]
-    layers: Positive
-    hidden: Positive
-    heads: Positive
-    ffn: Positive
-    patch: Positive
-    """Side of a patch, pixels."""
-    image: Positive
-    """Side of the image, pixels."""
-    channels: Positive = 3
-    class_token: bool = False
-    registers: NonNegative = 0
-    """Register tokens (DINOv2)."""
-    patch_bias: bool = True
-    pre_norm: bool = False
-    """A LayerNorm before the first block (CLIP)."""
-    post_norm: bool = True
-    """A LayerNorm after the last block."""
-    layer_scale: bool = False
-    """A learnt scale per channel on both branches (DINOv2)."""
-    gated_mlp: bool = False
-    attention_pooling: bool = False
-    """SigLIP's pooling head: one more attention and MLP over a learnt query."""
-
-    @property
-    def patches(self) -> int:
-        """Patch tokens of one image: what the next component gets."""
-        return (self.image // self.patch) ** 2
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one pass through the blocks: patches, class token and registers."""
-        return self.patches + int(self.class_token) + self.registers
-
-    @model_validator(mode="after")
-    def _whole_patches_and_heads(self) -> ViT:
-        if self.image % self.patch:
-            raise ValueError(f"image {self.image} is not a whole number of patches of {self.patch} pixels")
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} / heads {self.heads} is not whole")
-        return self
-
-
-class Mlp(_Component):
-    """A stack of linear layers applied to each token, such as a projector."""
-
-    arch: Literal["mlp"]
-    dims: Counts
-    """Width of the input and of each layer's output."""
-    bias: bool = True
-    norm: bool = False
-    """A LayerNorm on the input."""
-
-    @model_validator(mode="after")
-    def _two_dims(self) -> Mlp:
-        if len(self.dims) < 2:
-            raise ValueError(f"dims needs an input and an output width, found {list(self.dims)}")
-        return self
-
-
-Component = Annotated[Decoder | ViT | Mlp, Field(discriminator="arch")]
+__all__ = ["Component", "Decoder", "Edge", "Mlp", "Model", "Other", "Transformer", "ViT"]
 
 
 class Edge(Part):
@@ -136,10 +23,13 @@ class Edge(Part):
     """The component whose input it becomes."""
     tokens: Positive
     """Tokens per sample over this edge, all passes together."""
-    join: Literal["sequence", "channel", "add"]
-    """How it enters: more tokens in the sequence, more channels of the same tokens, or added to them."""
+    join: Literal["sequence", "channel", "add", "cross_attention", "shared_attention"]
+    """How it enters: more tokens in the sequence, more channels of the same tokens, added to them, read by
+    cross-attention, or one attention layer by layer over both ends' tokens, which puts them on one mesh."""
     from_layer: int = -1
     """The layer whose output is taken; -1 is the last, -2 leaves the last block without gradient."""
+    to_layers: Annotated[tuple[NonNegative, ...], Field(strict=False)] = ()
+    """The layers that it enters, where it is not the input (DeepStack), or not all that attend."""
 
 
 class Model(Part):
@@ -157,8 +47,8 @@ class Model(Part):
     def _edges_join_components(self) -> Model:
         if not self.components:
             raise ValueError("components is empty: a model has at least one")
-        if not any(isinstance(c, Decoder) for c in self.components.values()):
-            raise ValueError("no component has `arch: decoder`: the trunk that sets the sequence is missing")
+        if not any(isinstance(c, Decoder | Transformer | ViT) for c in self.components.values()):
+            raise ValueError("no component has layers (decoder, transformer, vit): the trunk is missing")
         for edge in self.edges:
             for end in (edge.source, edge.to):
                 if end not in self.components:
@@ -173,14 +63,46 @@ class Model(Part):
             graphlib.TopologicalSorter(_sources(self.edges)).prepare()
         except graphlib.CycleError as error:
             raise ValueError(f"edges form a circle: {' <- '.join(error.args[1])}; remove one") from error
+        for edge in self.edges:
+            _check_join(edge, self.components)
         return self
 
     @property
     def trunk(self) -> str:
-        """The decoder that the sequence runs through: the largest one."""
-        decoders = {n: c for n, c in self.components.items() if isinstance(c, Decoder)}
-        return max(decoders, key=lambda n: decoders[n].layers * decoders[n].hidden ** 2)
+        """The component that the sequence runs through: the largest decoder, else where the edges end."""
+        decoders = [n for n, c in self.components.items() if isinstance(c, Decoder)]
+        ends = [n for n in self.components if all(edge.source != n for edge in self.edges)]
+        return max(decoders or ends, key=lambda n: _size(self.components[n]))
+
+    def fused(self, name: str) -> set[str]:
+        """Components that share attention with `name`, itself included: they need one layout."""
+        found, more = {name}, {name}
+        while more:
+            ends = [{e.source, e.to} for e in self.edges if e.join == "shared_attention"]
+            more = set().union(*(end for end in ends if end & found)) - found
+            found |= more
+        return found
 
 
 def _sources(edges: tuple[Edge, ...]) -> dict[str, set[str]]:
     return {to: {edge.source for edge in edges if edge.to == to} for to in {edge.to for edge in edges}}
+
+
+def _size(component: Component) -> int:
+    return component.layers * component.hidden**2 if isinstance(component, Decoder | Transformer | ViT) else 0
+
+
+def _check_join(edge: Edge, components: dict[str, Component]) -> None:
+    source, target, shown = components[edge.source], components[edge.to], f"edge {edge.source} -> {edge.to}"
+    if edge.join == "cross_attention" and not (isinstance(target, Transformer) and target.cross):
+        raise ValueError(f"{shown} joins by cross_attention, but {edge.to} has no `cross: {{width: ...}}`")
+    if edge.join != "shared_attention":
+        return
+    if not (isinstance(source, Decoder | Transformer) and isinstance(target, Decoder | Transformer)):
+        raise ValueError(f"{shown} joins by shared_attention, which takes a decoder or transformer at both ends")
+    shapes = [(c.layers, c.heads, c.kv_heads or c.heads, c.head_dim or c.hidden // c.heads) for c in (source, target)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{shown} joins by shared_attention: (layers, heads, kv_heads, head_dim) is {shapes[0]} and "
+            f"{shapes[1]}, and must be equal"
+        )

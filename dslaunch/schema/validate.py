@@ -114,7 +114,8 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 def _real_path(loc: Path) -> Path:
     """Pydantic's location without the tags of a union and the marks of a dict's key."""
-    return tuple(key for key in loc if key not in ("decoder", "vit", "mlp", "[key]"))
+    of_component = loc[:2] == ("model", "components")
+    return tuple(key for i, key in enumerate(loc) if key != "[key]" and not (of_component and i == 3))
 
 
 def _doc(path: Path) -> str:

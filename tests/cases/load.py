@@ -66,8 +66,8 @@ def small_plan(engine: str, world_size: int, components: dict[str, dict[str, int
     cluster = ClusterPlan("A100-SXM4-80GB", "cuda", nodes or -(-world_size // 8), 8, local=False)
     training = TrainingPlan(
         global_batch=world_size, seq_len=2048, precision="bf16", grad_accum_dtype="fp32", steps=100, seed=1,
-        clip=1.0, schedule="1f1b", overlap_comm=True, sequence_parallel=False, optimizer="adamw", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
-        warmup_steps=10, lr_schedule="cosine", min_lr=0.0,
+        clip=1.0, schedule="1f1b", overlap_comm=True, sequence_parallel=False, optimizer="adamw", lr=1e-4,
+        betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, warmup_steps=10, lr_schedule="cosine", min_lr=0.0,
     )  # fmt: skip
     return Plan(
         name="case", recipe="case", strategy="custom", world_size=world_size, global_batch=world_size,

@@ -69,7 +69,7 @@ def judge(job: dict[str, Any]) -> dict[str, Any]:
     }
     if job["initialize"]:
         model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
-        engine, optimizer, _, scheduler = deepspeed.initialize(
+        _, optimizer, _, scheduler = deepspeed.initialize(
             model=model, model_parameters=model.parameters(), config=job["config"], mpu=mesh
         )
         found["optimizer"] = type(optimizer).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.model.activations import layer_bytes
+from dslaunch.model.activations import Pass, layer_bytes
 from dslaunch.schema.model import Mlp, ViT
 from tests.real.parts import need
 
@@ -77,7 +77,7 @@ def test_layer_keeps_what_the_ledger_says(dtype: torch.dtype, recompute: str, la
     tower = TOWER.model_copy(update={"layer_scale": layer_scale})
     module = Layer(tower, recompute).to(dtype)
     x = torch.randn(1, TOKENS, tower.hidden, dtype=dtype, requires_grad=True)
-    counted = layer_bytes(tower, TOKENS, 1, False, recompute, dtype.itemsize)
+    counted = layer_bytes(tower, Pass(TOKENS, 1, False, recompute, dtype.itemsize))
     norm_statistics = 0 if recompute == "full" else 2 * 2 * dtype.itemsize * TOKENS
     assert saved_bytes(module, x) == counted + norm_statistics
 
@@ -90,4 +90,4 @@ def test_projector_keeps_what_the_ledger_says() -> None:
     )
     x = torch.randn(TOKENS, a, requires_grad=True)
     norm_statistics = 2 * 4 * TOKENS
-    assert saved_bytes(module, x) == layer_bytes(mlp, TOKENS, 1, False, "none", 4) + norm_statistics
+    assert saved_bytes(module, x) == layer_bytes(mlp, Pass(TOKENS, width=4)) + norm_statistics

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,15 +29,26 @@ kept = {n: v for n, v in os.environ.items() if n.startswith("DSLAUNCH") or n in 
 out = pathlib.Path(os.environ["DSLAUNCH_RUN_DIR"]) / f"probe-{os.environ['RANK']}.json"
 out.write_text(json.dumps({"argv": sys.argv, "env": kept, "cwd": os.getcwd()}))
 """
+SAVE_AND_STOP = """
+import os, pathlib, signal, sys, time
+run = pathlib.Path(os.environ["DSLAUNCH_RUN_DIR"])
+def save(*_):
+    time.sleep(1)
+    (run / "saved").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+(run / "ready").touch()
+time.sleep(60)
+"""
 
 
 @pytest.fixture
-def work_dir(tmp_path: Path) -> Iterator[Path]:
+def work_dir(tmp_path: Path) -> Path:
     """Where the user stands; the script is named as seen from there."""
     folder = tmp_path / ("work " + HOSTILE)
     folder.mkdir()
     (folder / "pro be's.py").write_text(PROBE)
-    yield folder
+    return folder
 
 
 def launch(run_dir: Path, work_dir: Path, runner: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -90,12 +100,7 @@ def test_a_failing_rank_fails_the_launch_and_leaves_its_status(
 
 
 def test_a_rank_told_to_stop_may_finish_its_work_first(tmp_path: Path, work_dir: Path) -> None:
-    (work_dir / "save.py").write_text(
-        "import os, signal, sys, time\n"
-        "def save(*_):\n    time.sleep(1); open(os.environ['DSLAUNCH_RUN_DIR'] + '/saved', 'w').close(); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-        "open(os.environ['DSLAUNCH_RUN_DIR'] + '/ready', 'w').close()\ntime.sleep(60)\n"
-    )
+    (work_dir / "save.py").write_text(SAVE_AND_STOP)
     run_dir = written(tmp_path / "run", files_for("save.py"))
     env = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "SECRET": "x", "DSLAUNCH_PYTHON": sys.executable}
     rank = subprocess.Popen(
@@ -167,7 +172,8 @@ def test_megatrons_arguments_reach_its_script(tmp_path: Path, work_dir: Path) ->
     checkout.mkdir()
     (checkout / "pretrain_gpt.py").write_text(PROBE)
     files = rendered(
-        "recipe=llama3_8b", "cluster=8xA100", "data.tokenizer=/tok k", "data.path=0.5 '/da ta/a' 0.5 /data/b",
+        "recipe=llama3_8b", "cluster=8xA100", "strategy=zero1", "data.tokenizer=/tok k",
+        "data.path=0.5 '/da ta/a' 0.5 /data/b",
         engine={"name": "megatron", "path": "Megatron-LM", "extra": {"wandb-project": "$HOME; it's"}},
     )  # fmt: skip
     run_dir = written(tmp_path / HOSTILE, files)

@@ -21,7 +21,7 @@ Weights = dict[str, torch.Tensor]
 def component(**spec: object) -> torch.nn.Module:
     model = {"name": "one", "components": {"part": spec, "llm": plans.LLM}, "edges": [
         {"from": "part", "to": "llm", "tokens": 1, "join": "sequence"}]}  # fmt: skip
-    return build_component("part", Model.model_validate(model).model_dump()["components"]["part"], "none", -1)
+    return build_component(Model.model_validate(model).model_dump()["components"]["part"], "none", -1)
 
 
 def renamed(weights: Weights, names: dict[str, str]) -> Weights:

@@ -33,6 +33,11 @@ Rows = list[dict[str, Any]]
 Curves = Callable[[str], Path]
 
 
+def slow(*values: str) -> Any:
+    """A case for `make test-full` only."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def rows_in(folder: Path) -> Rows:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -84,7 +89,7 @@ def test_the_curve_does_not_depend_on_the_number_of_ranks(trained: Curves, tmp_p
     assert values(alone, "loss") == pytest.approx(values(rows_in(trained("ddp")), "loss"), rel=FP32)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", slow("fsdp2"), "zero2", slow("zero3")])
 def test_bf16_follows_fp32(strategy: str, trained: Curves, tmp_path: Path) -> None:
     rows = train(plans.plan_for(strategy, training=plans.training_plan(STEPS, "bf16")), tmp_path)
     losses, exact = values(rows, "loss"), values(rows_in(trained("ddp")), "loss")
@@ -92,7 +97,9 @@ def test_bf16_follows_fp32(strategy: str, trained: Curves, tmp_path: Path) -> No
     assert losses != pytest.approx(exact, rel=FP32 / 10), "it ran in fp32"
 
 
-@pytest.mark.parametrize(("strategy", "recompute"), [("ddp", "full"), ("zero3", "full"), ("zero2", "selective")])
+@pytest.mark.parametrize(
+    ("strategy", "recompute"), [("ddp", "full"), slow("zero3", "full"), ("zero2", "selective")]
+)
 def test_recompute_changes_nothing(strategy: str, recompute: str, trained: Curves, tmp_path: Path) -> None:
     plan = plans.plan_for(strategy, training=plans.training_plan(STEPS))
     for name in ("vision_encoder", "llm"):
@@ -102,7 +109,7 @@ def test_recompute_changes_nothing(strategy: str, recompute: str, trained: Curve
     )
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["zero2", slow("fsdp2")])
 def test_a_frozen_tower_and_rates_per_component(strategy: str, trained: Curves, tmp_path: Path) -> None:
     """Both strategies have three groups of parameters, or two where the tower is frozen."""
     frozen = {**plans.VISION, "train": "nothing"}
@@ -116,7 +123,9 @@ def test_a_frozen_tower_and_rates_per_component(strategy: str, trained: Curves, 
     assert results[0] != pytest.approx(values(rows_in(trained("ddp")), "loss"), rel=1e-3)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_cpu_offload"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp2", "zero1", "zero3", slow("ddp"), slow("zero2"), slow("zero3_cpu_offload")]
+)
 def test_a_resumed_run_is_the_run_that_never_stopped(strategy: str, trained: Curves, tmp_path: Path) -> None:
     whole = trained(strategy)
     saved = whole / "checkpoints" / f"step-{SAVED_AT:08d}"
@@ -136,6 +145,13 @@ def test_a_run_goes_on_in_its_own_folder(trained: Curves, tmp_path: Path) -> Non
     assert values(rows, "step") == [1, 2, 3, 4, 5, 6]
     assert values(rows, "loss") == values(rows_in(trained("ddp")), "loss")
     assert (folder / "checkpoints" / "latest").read_text() == "step-00000006\n"
+
+
+def test_a_finished_run_has_nothing_left_to_train(trained: Curves, tmp_path: Path) -> None:
+    files = digits(checkpoint_load=str(trained("ddp") / "checkpoints"))
+    outcome = run(plans.plan_for("ddp", training=plans.training_plan(STEPS), files=files), tmp_path)
+    assert outcome.statuses == [0, 0]
+    assert "the checkpoint is at step 6 of 6: nothing to train" in outcome.output
 
 
 def test_a_checkpoint_of_another_strategy_is_refused(trained: Curves, tmp_path: Path) -> None:

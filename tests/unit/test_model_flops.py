@@ -54,9 +54,9 @@ def test_tower_embeds_patches_and_has_no_logits() -> None:
     )
     counted = flops(tower, tower.tokens)
     assert (counted.stem, counted.tail) == (2 * 16 * 1 * 4 * 64, 0)
-    assert counted.total == counted.stem + 3 * counted.layer
+    assert counted.total == counted.stem + 3 * counted.layers[0]
 
 
 def test_projector_by_hand() -> None:
     counted = flops(Mlp(arch="mlp", dims=(10, 20, 30)), 7)
-    assert counted.total == counted.layer == 2 * 7 * (10 * 20 + 20 * 30)
+    assert counted.total == counted.layers[0] == 2 * 7 * (10 * 20 + 20 * 30)

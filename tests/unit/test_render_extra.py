@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -51,13 +50,8 @@ def test_an_alias_is_written_under_the_name_that_stands_already() -> None:
     ("extra", "key", "fate", "near"),
     [
         ({"zero_optimisation": {}}, "zero_optimisation", "silently ignore", "zero_optimization"),
-        ({"zero_optimization": {"reduce_bucket": 1}}, "zero_optimization.reduce_bucket", "reject", "reduce_bucket_size"),
-        (
-            {"zero_optimization": {"offload_optimizer": {"pin_mem": True}}},
-            "zero_optimization.offload_optimizer.pin_mem",
-            "reject",
-            "pin_memory",
-        ),
+        ({"bf16": {"enable": True}}, "bf16.enable", "reject", "enabled"),
+        ({"zero_optimization": {"sub_group": 1}}, "zero_optimization.sub_group", "reject", "sub_group_size"),
         ({"aio": {"queue_dept": 8}}, "aio.queue_dept", "silently ignore", "queue_depth"),
         ({"timers": {"throughput": {"enable": True}}}, "timers.throughput.enable", "reject", "enabled"),
     ],
@@ -94,20 +88,20 @@ def test_a_section_given_as_a_value_is_refused() -> None:
 
 
 def test_every_section_of_the_catalogue_is_reachable() -> None:
-    accepted = merge_deepspeed({}, {"tensorboard": {"enabled": True}, "pipeline": {"anything": 1}, "dump_state": True})
-    assert json.loads(json.dumps(accepted)) == accepted
+    extra = {"tensorboard": {"enabled": True}, "pipeline": {"anything": 1}, "dump_state": True}
+    assert merge_deepspeed({}, extra) == extra
 
 
 def test_megatron_flags_by_name_with_their_values() -> None:
     merged = merge_megatron(
         {"--log-interval": ("1",)},
-        {"log-params-norm": True, "log-interval": 5, "recompute-modules": ["core_attn", "mlp"], "wandb-project": "a b"},
+        {"log-params-norm": True, "log-interval": 5, "offload-modules": ["core_attn", "mlp"], "wandb-project": "a b"},
         "0.16.0",
     )
     assert merged == {
         "--log-interval": ("5",),
         "--log-params-norm": (),
-        "--recompute-modules": ("core_attn", "mlp"),
+        "--offload-modules": ("core_attn", "mlp"),
         "--wandb-project": ("'a b'",),
     }
 
@@ -125,7 +119,7 @@ def test_megatron_flags_by_name_with_their_values() -> None:
     ],
 )
 def test_a_megatron_flag_that_its_parser_would_refuse(extra: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match="engine.extra") as caught:
+    with pytest.raises(ConfigError, match=r"engine\.extra") as caught:
         merge_megatron({}, extra, "0.16.0")
     assert message in str(caught.value)
 

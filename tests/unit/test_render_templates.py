@@ -50,7 +50,7 @@ def test_a_mistake_is_named_by_file(site: Path, name: str, text: str, where: str
     ("old", "new", "message"),
     [
         ('"betas": [0.9, 0.95]', '"betas": [0.9, 0.99]', "key optimizer.params.betas is [0.9, 0.99], planned is"),
-        ('"stage": 1', '"stage": 1, "round_robin_gradients": true', "zero_optimization.round_robin_gradients is not"),
+        ('"stage": 1', '"stage": 1, "round_robin_gradients": true', "round_robin_gradients is not planned"),
         ('"stage": 1', '"stage": true', "key zero_optimization.stage is true, planned is 1"),
     ],
 )

@@ -133,6 +133,22 @@ def test_a_signal_ends_the_whole_tree_and_nothing_else(sign: signal.Signals, tmp
             send(process, signal.SIGKILL)
 
 
+def test_a_terminals_ctrl_c_reaches_the_job_as_one_sigterm(tmp_path: Path) -> None:
+    """A terminal signals its whole foreground group; the job is in none, and may save before it ends."""
+    traps = "trap 'echo int >>got' INT; trap 'echo term >>got; exit 4' TERM"
+    (tmp_path / "job.sh").write_text(f"{traps}; echo > ready; while :; do sleep 0.1; done")
+    slow = _LAUNCH.replace("grace_s=1.0", "grace_s=60.0")
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", slow], cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True
+    )
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    os.killpg(supervisor.pid, signal.SIGINT)
+    output, _ = supervisor.communicate(timeout=30)
+    assert output.decode().splitlines()[-1] == '[4, "SIGINT", 0]'
+    assert (tmp_path / "got").read_text() == "term\n"
+
+
 def test_a_second_signal_does_not_wait_for_the_grace_time(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("trap '' TERM; echo > ready; while :; do sleep 1; done")
     slow = _LAUNCH.replace("grace_s=1.0", "grace_s=60.0")

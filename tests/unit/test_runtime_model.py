@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from dslaunch.errors import ConfigError
 from dslaunch.model.params import params
 from dslaunch.paths import data_root
 from dslaunch.schema.model import Component, Model
@@ -20,9 +22,11 @@ need("torch")
 import torch  # noqa: E402
 
 from dslaunch.runtime.components import Decoder, ViT, blocks_up_to, build_component  # noqa: E402
-from dslaunch.runtime.graph import Graph, build_model, check_graph, parameter_groups  # noqa: E402
+from dslaunch.runtime.graph import Graph, build_model, parameter_groups  # noqa: E402
+from dslaunch.runtime.supported import check_model  # noqa: E402
 
 MODEL_FILES = sorted((data_root() / "conf" / "model").glob("*.yaml"))
+BUILT = {"llama3_8b", "llama3_70b", "openvla_7b", "vla70b", "vla_tiny"}
 VIT = {**plans.VISION, "channels": 3}
 VARIANTS = [
     plans.LLM,
@@ -44,13 +48,20 @@ def count(module: torch.nn.Module) -> int:
 
 def assert_counts(component: Component) -> None:
     with torch.device("meta"):
-        module = build_component("part", component.model_dump(mode="json"), "none", -1)
+        module = build_component(component.model_dump(mode="json"), "none", -1)
     assert count(module) == params(component)
 
 
 @pytest.mark.parametrize("path", MODEL_FILES, ids=lambda path: path.stem)
-def test_a_module_has_as_many_parameters_as_the_plan_counts(path: Path) -> None:
-    for component in Model.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).components.values():
+def test_a_model_is_built_as_it_is_counted_or_refused(path: Path) -> None:
+    model = Model.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    plain = model.model_dump(mode="json", by_alias=True)
+    try:
+        check_model(plain["components"], plain["edges"])
+    except ConfigError:
+        assert path.stem not in BUILT
+        return
+    for component in model.components.values():
         assert_counts(component)
 
 
@@ -86,7 +97,7 @@ def test_every_rank_and_strategy_starts_from_the_same_weights() -> None:
 
 
 def test_the_decoder_sees_nothing_that_comes_later() -> None:
-    decoder = build_component("llm", plans.model_of(plans.MODEL)["components"]["llm"], "none", -1)
+    decoder = build_component(plans.model_of(plans.MODEL)["components"]["llm"], "none", -1)
     tokens = torch.arange(10)[None]
     changed = tokens.clone()
     changed[0, 7:] = 50
@@ -161,7 +172,24 @@ MLP = {"arch": "mlp", "dims": [48, plans.HIDDEN]}
 def test_a_graph_that_is_not_executed_is_refused(model: dict[str, Any], message: str) -> None:
     spec = plans.model_of(model)
     with pytest.raises(ValueError, match=message):
-        check_graph(spec["components"], spec["edges"])
+        check_model(spec["components"], spec["edges"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("passes", 3, "passes: found 3; dslaunch.runtime executes 1 in a vit"),
+        ("train", "lora", "train: found 'lora'; dslaunch.runtime executes all, nothing in a vit"),
+        ("arch", "resnet", "arch: found 'resnet'; dslaunch.runtime executes decoder, vit, mlp"),
+        ("rotary", {"theta": 10}, "rotary: found {'theta': 10}; dslaunch.runtime executes no such setting in a vit"),
+    ],
+)
+def test_a_setting_that_the_modules_do_not_know_is_refused(key: str, value: object, message: str) -> None:
+    """Also one that this version has never heard of, as long as it is on."""
+    spec = plans.model_of(plans.MODEL)
+    spec["components"]["vision_encoder"] |= {"unheard_of": False, key: value}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_model(spec["components"], spec["edges"])
 
 
 def test_a_model_that_does_not_train_is_refused() -> None:

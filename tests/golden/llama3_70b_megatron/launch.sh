@@ -9,6 +9,7 @@
 #   DSLAUNCH_HOSTFILE     hosts, for the DeepSpeed runner; default: hostfile in DSLAUNCH_RUN_DIR
 #   DSLAUNCH_NODE_RANK    set on each host by who starts this script there: it then starts that host's ranks only
 #   DSLAUNCH_MASTER_ADDR  the first host's address; needed with DSLAUNCH_NODE_RANK
+# shellcheck disable=SC2016 # values are meant literally
 set -euo pipefail
 
 fail() {
@@ -55,7 +56,7 @@ case "$runner" in
     ;;
   torchrun)
     [[ -n ${DSLAUNCH_NODE_RANK:-} && -n ${DSLAUNCH_MASTER_ADDR:-} ]] ||
-      fail "torchrun starts one node only. Run this script on each of the 8 nodes, with DSLAUNCH_NODE_RANK (0 to 8 - 1) and DSLAUNCH_MASTER_ADDR (the first node) set"
+      fail "torchrun starts one node only. Run this script on each of the 8 nodes, with DSLAUNCH_NODE_RANK (counted from 0) and DSLAUNCH_MASTER_ADDR (the first node) set"
     exec "${torchrun[@]}" --node-rank "$DSLAUNCH_NODE_RANK" --master-addr "$DSLAUNCH_MASTER_ADDR" \
       --master-port "$port" "${rank[@]}"
     ;;

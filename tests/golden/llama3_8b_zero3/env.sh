@@ -1,4 +1,5 @@
 # Environment of every rank. Sourced by launch.sh and rank.sh.
+# shellcheck disable=SC2016 # values are meant literally
 # launcher.timeout_minutes: limit of a collective
 export DEEPSPEED_TIMEOUT=30
 export NCCL_IB_HCA=mlx5_0,mlx5_1

@@ -1,4 +1,5 @@
 # Environment of every rank. Sourced by launch.sh and rank.sh.
+# shellcheck disable=SC2016 # values are meant literally
 # DeepSpeed looks no further for a device
 export DS_ACCELERATOR=cpu
 # the node's cores, shared out among its ranks

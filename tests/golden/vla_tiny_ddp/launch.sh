@@ -6,6 +6,7 @@
 #   DSLAUNCH_PYTHON       the interpreter; default: python3
 #   DSLAUNCH_RUNNER       deepspeed or torchrun; default: torchrun
 #   DSLAUNCH_MASTER_PORT  port of the rendezvous; default: a free one
+# shellcheck disable=SC2016 # values are meant literally
 set -euo pipefail
 
 fail() {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # vla_tiny: what every rank runs, started by launch.sh (which has set RANK and the like) or by srun (`rank.sh slurm`).
 # How it ended is kept in ranks/RANK.exit: launchers do not always hand a status on.
+# shellcheck disable=SC2016 # values are meant literally
 set -euo pipefail
 
 fail() {

@@ -1,0 +1,141 @@
+"""Vision-language models of transformers: a tower, a projector and a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dslaunch.importing.hf_fields import Fields, refuse_unknown
+from dslaunch.importing.hf_text import DECODERS, decoder
+from dslaunch.importing.hf_vision import TOWERS, tower
+from dslaunch.importing.imported import Note
+
+Keys = dict[str, Any]
+Parts = tuple[Keys, Keys, Keys, list[Keys]]
+"""Tower, projector, decoder, edges."""
+
+_TEXT_KINDS = {"qwen2_5_vl": "qwen2_5_vl_text", "gemma3": "gemma3_text", "llava": "llama", "internvl": "qwen2"}
+"""The language model's kind where the section names none, as transformers fills it in."""
+_VISION_KINDS = {
+    "qwen2_5_vl": "qwen2_5_vl_vision",
+    "gemma3": "siglip_vision_model",
+    "llava": "clip_vision_model",
+    "internvl": "internvl_vision",
+}
+
+
+def vision_language(config: Mapping[str, Any], kind: str) -> tuple[Keys, tuple[Note, ...]]:
+    """The model's components and edges, and the notes of its three sections."""
+    top = Fields(config, kind)
+    vision = _section(config, "vision_config", _VISION_KINDS[kind], tuple(TOWERS))
+    text_values = config if "text_config" not in config else config["text_config"]
+    text = _text_section(text_values, kind, flat="text_config" not in config)
+    eyes, language = tower(vision), decoder(text)
+    tied = top.get("tie_word_embeddings") or ("tie_word_embeddings" not in config and language.get("tied_embeddings"))
+    language.pop("tied_embeddings", None)
+    if tied:
+        language["tied_embeddings"] = True
+    projector, edges = JOINS[kind](top, vision, eyes, language)
+    model = {"components": {"vision_encoder": eyes, "projector": projector, "llm": language}, "edges": edges}
+    top.get("vision_config", "text_config")
+    flat = () if "text_config" in config else tuple(config)
+    top.get(*flat) if flat else None
+    return model, (*top.finish(), *vision.finish(), *text.finish())
+
+
+def _section(config: Mapping[str, Any], name: str, fallback: str, known: tuple[str, ...]) -> Fields:
+    values = config.get(name) or {}
+    kind = values.get("model_type", fallback)
+    if fallback == "qwen2_5_vl_vision" and kind == "qwen2_5_vl":
+        kind = fallback
+    refuse_unknown(kind, f"{name}.", known)
+    return Fields(values, kind, f"{name}.")
+
+
+def _text_section(values: Mapping[str, Any], kind: str, *, flat: bool) -> Fields:
+    """Qwen2.5-VL's files of transformers 4 have the language model's keys at the top."""
+    fallback = _TEXT_KINDS[kind]
+    text_kind = fallback if flat else values.get("model_type", fallback)
+    refuse_unknown(text_kind, "text_config.", tuple(DECODERS))
+    own = {k: v for k, v in values.items() if not flat or k not in ("vision_config", "model_type")}
+    return Fields(own, text_kind, "" if flat else "text_config.")
+
+
+def _edges(tokens_in: int, tokens_out: int, from_layer: int = -1) -> list[Keys]:
+    first: Keys = {"from": "vision_encoder", "to": "projector", "tokens": tokens_in, "join": "sequence"}
+    if from_layer != -1:
+        first["from_layer"] = from_layer
+    return [first, {"from": "projector", "to": "llm", "tokens": tokens_out, "join": "sequence"}]
+
+
+def _patches(eyes: Keys) -> int:
+    side: int = eyes["image"] // eyes["patch"]
+    return side * side
+
+
+def _llava(top: Fields, vision: Fields, eyes: Keys, language: Keys) -> tuple[Keys, list[Keys]]:
+    """Two linear layers on each patch of the tower's last block but one."""
+    layer = top.get("vision_feature_layer")
+    taken = layer if isinstance(layer, list) else [layer]
+    projector: Keys = {
+        "arch": "mlp",
+        "dims": [eyes["hidden"] * len(taken), language["hidden"], language["hidden"]],
+    }
+    if not top.get("multimodal_projector_bias"):
+        projector["bias"] = False
+    if len(taken) > 1:
+        top.note("vision_feature_layer", f"{layer} are joined by channel; the edge names the last of them")
+    top.get("image_seq_length")
+    with_class = top.get("vision_feature_select_strategy") == "full" and bool(eyes.get("class_token"))
+    tokens = _patches(eyes) + with_class
+    return projector, _edges(tokens, tokens, taken[-1])
+
+
+def _gemma3(top: Fields, vision: Fields, eyes: Keys, language: Keys) -> tuple[Keys, list[Keys]]:
+    """Patches are averaged to mm_tokens_per_image, then a norm and one matrix."""
+    tokens = top.number("mm_tokens_per_image")
+    projector = {
+        "arch": "mlp",
+        "dims": [eyes["hidden"], language["hidden"]],
+        "bias": False,
+        "norm": True,
+        "norm_kind": "rmsnorm",
+        "tokens": tokens,
+    }
+    return projector, _edges(_patches(eyes), tokens)
+
+
+def _qwen2_5_vl(top: Fields, vision: Fields, eyes: Keys, language: Keys) -> tuple[Keys, list[Keys]]:
+    """The tower's patch merger: 2 x 2 patches become one token."""
+    merge = vision.number("spatial_merge_size") ** 2
+    wide = eyes["hidden"] * merge
+    projector = {
+        "arch": "mlp",
+        "dims": [wide, wide, vision.number("out_hidden_size")],
+        "merge": merge,
+        "norm": True,
+        "norm_kind": "rmsnorm",
+        "norm_before_merge": True,
+    }
+    return projector, _edges(_patches(eyes), _patches(eyes) // merge)
+
+
+def _internvl(top: Fields, vision: Fields, eyes: Keys, language: Keys) -> tuple[Keys, list[Keys]]:
+    """Pixel shuffle, a norm, and two linear layers."""
+    merge = int(1 / top.get("downsample_ratio")) ** 2
+    top.get("image_seq_length")
+    projector = {
+        "arch": "mlp",
+        "dims": [eyes["hidden"] * merge, language["hidden"], language["hidden"]],
+        "merge": merge,
+        "norm": True,
+    }
+    return projector, _edges(_patches(eyes), _patches(eyes) // merge, top.get("vision_feature_layer"))
+
+
+JOINS: dict[str, Callable[[Fields, Fields, Keys, Keys], tuple[Keys, list[Keys]]]] = {
+    "gemma3": _gemma3,
+    "internvl": _internvl,
+    "llava": _llava,
+    "qwen2_5_vl": _qwen2_5_vl,
+}

@@ -1,0 +1,213 @@
+"""Language models of transformers as decoders. Sizes as modeling_*.py of transformers 5.24.0 builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dslaunch.errors import ConfigError
+from dslaunch.importing.hf_fields import Fields
+
+Keys = dict[str, Any]
+
+
+def decoder(fields: Fields) -> Keys:
+    """The component of a language model; `fields.kind` is one of DECODERS."""
+    return {"arch": "decoder", **DECODERS[fields.kind](fields)}
+
+
+def _common(fields: Fields) -> Keys:
+    """What all but GPT-2 name alike."""
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    keys: Keys = {
+        "layers": fields.number("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": fields.get("num_key_value_heads") or heads,
+        "ffn": fields.number("intermediate_size"),
+        "vocab": fields.number("vocab_size"),
+        "max_positions": fields.number("max_position_embeddings"),
+        "rope_theta": fields.rope_theta(),
+        "norm_eps": float(fields.get("rms_norm_eps")),
+    }
+    head_dim = fields.get("head_dim")
+    if head_dim and head_dim * heads != hidden:
+        keys["head_dim"] = head_dim
+    if fields.get("tie_word_embeddings"):
+        keys["tied_embeddings"] = True
+    return keys
+
+
+def _attention_bias(fields: Fields) -> Keys:
+    biased = bool(fields.get("attention_bias"))
+    return {"qkv_bias": True, "out_bias": True} if biased else {}
+
+
+def _llama(fields: Fields) -> Keys:
+    mlp = {"mlp_bias": True} if fields.get("mlp_bias") else {}
+    return _common(fields) | _attention_bias(fields) | mlp
+
+
+def _mistral(fields: Fields) -> Keys:
+    window = fields.get("sliding_window")
+    return _common(fields) | ({"window": {"tokens": window}} if window else {})
+
+
+def _mixtral(fields: Fields) -> Keys:
+    experts = {
+        "count": fields.number("num_local_experts", "num_experts"),
+        "top_k": fields.number("num_experts_per_tok"),
+        "ffn": fields.number("intermediate_size"),
+    }
+    return _mistral(fields) | {"experts": experts}
+
+
+def _qwen2(fields: Fields) -> Keys:
+    """A window holds from max_window_layers on, which `window` cannot say."""
+    uses, first = fields.get("use_sliding_window"), fields.get("max_window_layers")
+    fields.get("sliding_window")
+    keys = _common(fields) | {"qkv_bias": True}
+    if uses and first < keys["layers"]:
+        fields.note("use_sliding_window", f"layers from {first} on see a window; all are planned as seeing everything")
+    return _regular(fields, keys)
+
+
+def _qwen2_moe(fields: Fields) -> Keys:
+    keys = _qwen2(fields) | {"experts": _qwen_experts(fields)}
+    keys["experts"] |= {"shared_ffn": fields.get("shared_expert_intermediate_size"), "shared_gate": True}
+    return keys | {"qkv_bias": bool(fields.get("qkv_bias"))}
+
+
+def _qwen3(fields: Fields) -> Keys:
+    return {**_qwen2(fields), "qkv_bias": False, "qk_norm": True} | _attention_bias(fields)
+
+
+def _qwen3_moe(fields: Fields) -> Keys:
+    return _qwen3(fields) | {"experts": _qwen_experts(fields)}
+
+
+def _qwen_experts(fields: Fields) -> Keys:
+    """Every decoder_sparse_step-th layer has experts, except mlp_only_layers; only a dense start can be said."""
+    layers = fields.number("num_hidden_layers")
+    step, dense = fields.get("decoder_sparse_step"), fields.get("mlp_only_layers") or []
+    mixed = [i for i in range(layers) if i not in dense and (i + 1) % step == 0]
+    if mixed != list(range(layers - len(mixed), layers)) or not mixed:
+        raise ConfigError(
+            f"{fields.where}decoder_sparse_step is {step} and mlp_only_layers {dense}: experts in some layers only "
+            "are not modelled, except for dense layers at the start"
+        )
+    experts: Keys = {
+        "count": fields.number("num_experts", "num_local_experts"),
+        "top_k": fields.number("num_experts_per_tok"),
+        "ffn": fields.number("moe_intermediate_size"),
+    }
+    return experts | ({"dense_layers": layers - len(mixed)} if len(mixed) < layers else {})
+
+
+def _regular(fields: Fields, keys: Keys) -> Keys:
+    """Takes layer_types as read where every layer attends to everything."""
+    if set(fields.get("layer_types") or ()) > {"full_attention"}:
+        fields.note("layer_types")
+    return keys
+
+
+def _gemma(fields: Fields) -> Keys:
+    return _common(fields) | _attention_bias(fields)
+
+
+def _gemma2(fields: Fields) -> Keys:
+    keys = _gemma(fields) | {"post_norms": True}
+    return keys | _alternating(fields, keys["layers"], 2)
+
+
+def _gemma3(fields: Fields) -> Keys:
+    fields.get("rope_local_base_freq")
+    every = fields.get("sliding_window_pattern", "_sliding_window_pattern") or 6
+    keys = _gemma(fields) | {"post_norms": True, "qk_norm": True}
+    return keys | _alternating(fields, keys["layers"], every)
+
+
+def _alternating(fields: Fields, layers: int, every: int) -> Keys:
+    """Windows in all layers but each `every`-th, which layer_types has to agree with."""
+    kinds = fields.get("layer_types")
+    expected = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(layers)]
+    if kinds and list(kinds) != expected:
+        fields.note("layer_types")
+    return {"window": {"tokens": fields.number("sliding_window"), "full_every": every}}
+
+
+def _gpt2(fields: Fields) -> Keys:
+    hidden, heads = fields.number("n_embd", "hidden_size"), fields.number("n_head", "num_attention_heads")
+    return {
+        "layers": fields.number("n_layer", "num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "ffn": fields.get("n_inner") or 4 * hidden,
+        "vocab": fields.number("vocab_size"),
+        "tied_embeddings": bool(fields.get("tie_word_embeddings")),
+        "gated_mlp": False,
+        "norm": "layernorm",
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "position": "learned",
+        "max_positions": fields.number("n_positions", "max_position_embeddings"),
+        "norm_eps": float(fields.get("layer_norm_epsilon")),
+    }
+
+
+def _shared_expert_moe(fields: Fields) -> Keys:
+    """DeepSeek-V3's experts, which GLM-4.5 has too."""
+    if fields.get("num_nextn_predict_layers"):
+        fields.note("num_nextn_predict_layers")
+    width = fields.number("moe_intermediate_size")
+    return {
+        "count": fields.number("n_routed_experts"),
+        "top_k": fields.number("num_experts_per_tok"),
+        "ffn": width,
+        "shared_ffn": width * (fields.get("n_shared_experts") or 0),
+        "dense_layers": fields.get("first_k_dense_replace") or 0,
+        "router_bias": True,
+    }
+
+
+def _deepseek_v3(fields: Fields) -> Keys:
+    fields.get("num_key_value_heads")
+    if fields.get("attention_bias"):
+        raise ConfigError(f"{fields.where}attention_bias is true: latent attention with biases is not modelled")
+    keys = _common(fields)
+    keys.pop("head_dim", None)
+    mla = {
+        "q_lora_rank": fields.get("q_lora_rank") or 0,
+        "kv_lora_rank": fields.number("kv_lora_rank"),
+        "qk_nope_head_dim": fields.number("qk_nope_head_dim"),
+        "qk_rope_head_dim": fields.number("qk_rope_head_dim"),
+        "v_head_dim": fields.number("v_head_dim"),
+    }
+    return keys | {"kv_heads": keys["heads"], "mla": mla, "experts": _shared_expert_moe(fields)}
+
+
+def _glm4_moe(fields: Fields) -> Keys:
+    """Unlike others, attention_bias puts none on the output projection."""
+    bias = {"qkv_bias": True} if fields.get("attention_bias") else {}
+    norm = {"qk_norm": True} if fields.get("use_qk_norm") else {}
+    return _common(fields) | bias | norm | {"experts": _shared_expert_moe(fields)}
+
+
+DECODERS: dict[str, Callable[[Fields], Keys]] = {
+    "deepseek_v3": _deepseek_v3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "glm4_moe": _glm4_moe,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen2_5_vl_text": _qwen2,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+}

@@ -1,0 +1,130 @@
+"""Vision towers of transformers. Sizes as modeling_*.py of transformers 5.24.0 builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dslaunch.errors import ConfigError
+from dslaunch.importing.hf_fields import Fields
+
+Keys = dict[str, Any]
+DYNAMIC_IMAGE = 448
+"""Side of the image, pixels, that stands in a model whose tower takes any."""
+
+
+def tower(fields: Fields) -> Keys:
+    """The component of a vision tower; `fields.kind` is one of TOWERS."""
+    return {"arch": "vit", **TOWERS[fields.kind](fields)}
+
+
+def _common(fields: Fields) -> Keys:
+    return {
+        "layers": fields.number("num_hidden_layers"),
+        "hidden": fields.number("hidden_size"),
+        "heads": fields.number("num_attention_heads"),
+        "ffn": fields.number("intermediate_size"),
+        **_image(fields),
+    }
+
+
+def _image(fields: Fields) -> Keys:
+    keys = {"patch": fields.number("patch_size"), "image": fields.number("image_size")}
+    channels = fields.number("num_channels")
+    return keys | ({"channels": channels} if channels != 3 else {})
+
+
+def _vit(fields: Fields) -> Keys:
+    """Without the pooler, which is an image classifier's."""
+    bias = {} if fields.get("qkv_bias") else {"qkv_bias": False}
+    return _common(fields) | {"class_token": True} | bias
+
+
+def _siglip(fields: Fields) -> Keys:
+    return _common(fields) | ({"attention_pooling": True} if fields.get("vision_use_head") else {})
+
+
+def _clip(fields: Fields) -> Keys:
+    return _common(fields) | {"class_token": True, "patch_bias": False, "pre_norm": True}
+
+
+def _dinov2(fields: Fields) -> Keys:
+    hidden, ratio = fields.number("hidden_size"), fields.get("mlp_ratio")
+    width, gated = int(hidden * ratio), bool(fields.get("use_swiglu_ffn"))
+    if gated:
+        width = (int(width * 2 / 3) + 7) // 8 * 8
+    if fields.get("use_mask_token") is not False:
+        fields.note("use_mask_token")
+    registers = fields.get("num_register_tokens") or 0
+    keys: Keys = {
+        "layers": fields.number("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": fields.number("num_attention_heads"),
+        "ffn": width,
+        **_image(fields),
+        "class_token": True,
+        "layer_scale": True,
+    }
+    if gated:
+        keys["gated_mlp"] = True
+    if registers:
+        # Its class token has a row of its own, which towers with registers have not in timm.
+        rows = (keys["image"] // keys["patch"]) ** 2 + 1
+        keys |= {"registers": registers, "position_rows": rows}
+    return keys | ({} if fields.get("qkv_bias") else {"qkv_bias": False})
+
+
+def _qwen2_5_vl(fields: Fields) -> Keys:
+    """Any image size: positions are rotary, and attention runs in windows of window_size pixels."""
+    layers, patch = fields.number("depth"), fields.number("patch_size")
+    full = list(fields.get("fullatt_block_indexes"))
+    every = full[0] + 1
+    if full != [i for i in range(layers) if (i + 1) % every == 0]:
+        raise ConfigError(f"{fields.where}fullatt_block_indexes is {full}: every n-th layer is expected")
+    fields.note(
+        "image_size", f"the tower takes any; image: {DYNAMIC_IMAGE} stands in the model file, set your own there"
+    )
+    return {
+        "layers": layers,
+        "hidden": fields.number("hidden_size"),
+        "heads": fields.number("num_heads"),
+        "ffn": fields.number("intermediate_size"),
+        "patch": patch,
+        "image": DYNAMIC_IMAGE,
+        "channels": fields.number("in_channels", "in_chans"),
+        "temporal_patch": fields.number("temporal_patch_size"),
+        "patch_bias": False,
+        "position": "rope",
+        "norm": "rmsnorm",
+        "gated_mlp": True,
+        "post_norm": False,
+        "window": {"tokens": (fields.number("window_size") // patch) ** 2, "full_every": every},
+    }
+
+
+def _internvl(fields: Fields) -> Keys:
+    if fields.get("use_qk_norm"):
+        raise ConfigError(
+            f"{fields.where}use_qk_norm is true: this tower's norm runs over all heads together, which is not "
+            "modelled (qk_norm is one per head)"
+        )
+    keys = _common(fields) | {"class_token": True, "layer_scale": True}
+    if fields.get("use_mask_token"):
+        fields.note("use_mask_token")
+    if not fields.get("use_absolute_position_embeddings"):
+        raise ConfigError(f"{fields.where}use_absolute_position_embeddings is false: such a tower is not modelled")
+    if fields.get("norm_type") == "rms_norm":
+        keys["norm"] = "rmsnorm"
+    bias = {} if fields.get("attention_bias") else {"qkv_bias": False}
+    return keys | bias | {"post_norm": not fields.get("use_mean_pooling")}
+
+
+TOWERS: dict[str, Callable[[Fields], Keys]] = {
+    "clip_vision_model": _clip,
+    "dinov2": _dinov2,
+    "dinov2_with_registers": _dinov2,
+    "internvl_vision": _internvl,
+    "qwen2_5_vl_vision": _qwen2_5_vl,
+    "siglip_vision_model": _siglip,
+    "vit": _vit,
+}

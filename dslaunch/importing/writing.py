@@ -1,0 +1,99 @@
+"""YAML as this project writes it, and files put into a site's folder: all of them or none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dslaunch.errors import ConfigError
+
+_WIDTH = 110
+
+
+def yaml_text(tree: Mapping[str, Any], head: Sequence[str] = ()) -> str:
+    """`tree` with its keys in the order given, short sections on one line, after `head` as comments."""
+    comments = [f"# {line}".rstrip() for line in head]
+    return "\n".join([*comments, *_block(tree, "")]) + "\n"
+
+
+def _block(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in tree.items():
+        shown = f"{indent}{_scalar(key)}:"
+        flow = _flow(value)
+        if isinstance(value, Mapping) and value and (_deep(value) or len(shown) + len(flow) > 80):
+            yield shown
+            yield from _block(value, indent + "  ")
+        elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+            yield shown
+            yield from (f"{indent}  - {_flow(item)}" for item in value)
+        else:
+            yield f"{shown} {flow}"
+
+
+def _deep(value: Mapping[str, Any]) -> bool:
+    return any(isinstance(item, Mapping) and item for item in value.values()) or len(value) > 6
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(k)}: {_flow(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    """One scalar, quoted where YAML, or Hydra on top of it, would read something else."""
+    if isinstance(value, float):
+        return repr(value) if "e" not in repr(value) else f"{value:.10e}".replace(".0000000000e", ".0e")
+    if isinstance(value, str) and ("${" in value or "\n" in value):
+        value = value.replace("${", "$\\{") if "${" in value else value
+    written = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
+    return written.removesuffix("...").strip()
+
+
+def refuse_existing(site: Path, names: Sequence[str], *, force: bool) -> None:
+    """Raises ConfigError where one of the files is there already and `force` is not given."""
+    there = [name for name in names if (site / name).exists()]
+    if there and not force:
+        raise ConfigError(
+            f"{site / there[0]}: is there already. Give another --name, or --force to write over it."
+        )
+
+
+@contextmanager
+def staged(site: Path, files: Mapping[str, str]) -> Iterator[Path]:
+    """A copy of the site's folder with `files` in it, to be tried before anything is written."""
+    with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder:
+        stage = Path(folder)
+        for kind in ("conf", "recipes", "templates"):
+            if (site / kind).is_dir():
+                shutil.copytree(site / kind, stage / kind)
+        _put(stage, files)
+        yield stage
+
+
+def write_site(site: Path, files: Mapping[str, str]) -> list[Path]:
+    """The paths written, each by a rename, so that no reader finds half a file."""
+    return _put(site, files)
+
+
+def _put(site: Path, files: Mapping[str, str]) -> list[Path]:
+    written = []
+    for name, text in files.items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)
+        Path(temporary).replace(path)
+        written.append(path)
+    return written

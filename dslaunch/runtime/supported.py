@@ -1,0 +1,125 @@
+"""Which models the runtime executes, and the refusal of every other one.
+
+A component's setting that the modules do not know is refused unless it is off, so that a model that the
+planner can describe is never trained as another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslaunch.errors import ConfigError, listed
+
+Spec = dict[str, Any]
+"""A component as `dslaunch.schema` validated it, out of plan.json."""
+
+_LAYERED = {"layers", "hidden", "heads", "head_dim", "ffn", "gated_mlp"}
+_EXECUTED = {
+    "decoder": _LAYERED
+    | {"kv_heads", "vocab", "tied_embeddings", "norm", "norm_eps", "qkv_bias", "out_bias", "mlp_bias", "position"}
+    | {"max_positions", "rope_theta"},
+    "vit": _LAYERED
+    | {"patch", "image", "channels", "class_token", "registers", "patch_bias", "pre_norm", "post_norm"}
+    | {"layer_scale", "attention_pooling"},
+    "mlp": {"dims", "bias", "norm"},
+}
+"""By architecture: settings that the modules follow, whatever their value."""
+_EVERYWHERE = {"train": ("all", "nothing"), "passes": (1,)}
+_ONE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
+    "decoder": _EVERYWHERE,
+    "vit": _EVERYWHERE
+    | {"norm": ("layernorm",), "position": ("learned",), "temporal_patch": (1,)}
+    | {"qkv_bias": (True,), "out_bias": (True,), "mlp_bias": (True,)},
+    "mlp": _EVERYWHERE | {"merge": (1,), "categories": (1,), "norm_kind": ("layernorm",)},
+}
+"""By architecture: settings of which the modules follow some values."""
+_ELSEWHERE = {"arch", "lr", "weight_decay"}
+_JOINS = ("sequence", "channel", "add")
+_EDGE = {"from", "to", "tokens", "join", "from_layer"}
+_SCRIPT = "Give a training script of your own: script=PATH."
+
+
+def check_model(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> None:
+    """Refuse a graph that the runtime does not execute.
+
+    Raises:
+        ConfigError: an architecture, a setting, a join or a way of edges that the modules lack.
+    """
+    for name, spec in specs.items():
+        _check_component(name, spec)
+    trunk = trunk_of(specs)
+    for name, spec in specs.items():
+        if spec["arch"] == "mlp" and all(edge["to"] != name for edge in edges):
+            raise ConfigError(f"model.components.{name}: no edge leads to it. Add one to model.edges.")
+        if name != trunk and all(edge["from"] != name for edge in edges):
+            raise ConfigError(f"model.components.{name}: no edge leaves it. Add one to model.edges.")
+    for edge in edges:
+        _check_edge(edge, specs, trunk)
+    for edge in edges:
+        tokens = output_tokens(edge["from"], specs, edges)
+        if edge["tokens"] != tokens:
+            raise ConfigError(f"{_shown(edge)} says {edge['tokens']} tokens, but {edge['from']} gives {tokens}.")
+
+
+def trunk_of(specs: dict[str, Spec]) -> str:
+    """The decoder that everything leads to; ConfigError where there is not one."""
+    decoders = [name for name, spec in specs.items() if spec["arch"] == "decoder"]
+    if len(decoders) != 1:
+        raise ConfigError(
+            f"model.components: found {len(decoders)} decoders ({listed(decoders)}); dslaunch.runtime "
+            f"executes one decoder, with towers and projectors before it. {_SCRIPT}"
+        )
+    return decoders[0]
+
+
+def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]) -> int:
+    """Tokens per sample that component `name` passes on."""
+    spec = specs[name]
+    if spec["arch"] == "vit":
+        return int((spec["image"] // spec["patch"]) ** 2)
+    incoming = [edge for edge in edges if edge["to"] == name]
+    counts = [output_tokens(edge["from"], specs, edges) for edge in incoming]
+    more = [count for edge, count in zip(incoming[1:], counts[1:], strict=True) if edge["join"] == "sequence"]
+    return counts[0] + sum(more)
+
+
+def _check_component(name: str, spec: Spec) -> None:
+    arch = spec["arch"]
+    if arch not in _EXECUTED:
+        raise ConfigError(
+            f"model.components.{name}.arch: found '{arch}'; dslaunch.runtime executes {listed(_EXECUTED)}. "
+            f"{_SCRIPT}"
+        )
+    for key, value in spec.items():
+        if key in _EXECUTED[arch] | _ELSEWHERE:
+            continue
+        allowed = _ONE_OF[arch].get(key)
+        if (allowed and value not in allowed) or (not allowed and value):
+            raise ConfigError(
+                f"model.components.{name}.{key}: found {value!r}; dslaunch.runtime executes "
+                f"{listed(allowed) if allowed else 'no such setting'} in a {arch}. {_SCRIPT}"
+            )
+
+
+def _check_edge(edge: dict[str, Any], specs: dict[str, Spec], trunk: str) -> None:
+    joins = _JOINS[:1] if edge["to"] == trunk else _JOINS
+    if edge["join"] not in joins:
+        raise ConfigError(
+            f"{_shown(edge)} joins by '{edge['join']}'; there dslaunch.runtime executes {listed(joins)}. {_SCRIPT}"
+        )
+    if specs[edge["to"]]["arch"] == "vit" or edge["from"] == trunk:
+        raise ConfigError(
+            f"{_shown(edge)}: dslaunch.runtime gives images to towers, and the decoder is the last component. "
+            f"{_SCRIPT}"
+        )
+    if edge["from_layer"] != -1 and specs[edge["from"]]["arch"] != "vit":
+        raise ConfigError(
+            f"{_shown(edge)} reads layer {edge['from_layer']}; dslaunch.runtime reads an inner layer of towers "
+            "only. Set from_layer to -1."
+        )
+    if unknown := [key for key in edge if key not in _EDGE and edge[key]]:
+        raise ConfigError(f"{_shown(edge)}: dslaunch.runtime does not execute {unknown[0]}. {_SCRIPT}")
+
+
+def _shown(edge: dict[str, Any]) -> str:
+    return f"model.edges: {edge['from']} -> {edge['to']}"
