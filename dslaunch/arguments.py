@@ -13,6 +13,8 @@ VERBS = {
     "render": "write the files that the frameworks get",
     "check": "judge a recipe, a rendered folder, or files written elsewhere",
     "explain": "print a rule's page",
+    "import": "make a model or recipe from files of others: hf, deepspeed, megatron, accelerate",
+    "init": "write a recipe around a training script",
     "recipes": "list the recipes",
     "models": "list the models",
     "clusters": "list the clusters",
@@ -21,9 +23,9 @@ VERBS = {
 }
 TAKES_VALUE = {
     "-o", "--output", "--config-dir", "--accept", "--fail-on", "--format", "--world-size", "--tp", "--pp",
-    "--deepspeed-version",
+    "--deepspeed-version", "--name", "--kind",
 }  # fmt: skip
-TAKES_WORDS = {"launch", "check", "explain", "schema", "completion"}
+TAKES_WORDS = {"launch", "check", "explain", "import", "init", "schema", "completion"}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import click
 
 from dslaunch import __version__
 from dslaunch.arguments import VERBS, ordered
+from dslaunch.cli_import import import_verb, init_verb
 from dslaunch.errors import ConfigError, DslaunchError
 from dslaunch.flow import Request, judged, planned, refusing, rendered
 from dslaunch.paths import data_dirs
@@ -233,6 +234,10 @@ def explain(words: tuple[str, ...]) -> int:
         return 0
     click.echo("\n".join(page(word) for word in words), nl=False)
     return 0
+
+
+main.add_command(import_verb)
+main.add_command(init_verb)
 
 
 @main.command(help=VERBS["recipes"])

@@ -147,7 +147,7 @@ class LauncherPlan:
     name: str
     """auto | local | torchrun | ssh | slurm; auto is resolved at launch."""
     python: str
-    """Interpreter of the training environment, as the user gave it."""
+    """Interpreter of the training environment, as the user gave it; empty where it was left open."""
     hostfile: str
     """The user's hostfile; empty where one is rendered."""
     master_port: int

@@ -47,6 +47,8 @@ class Engine:
     program: str
     """What runs, in words."""
     shardings: frozenset[str]
+    deepspeed: bool
+    """Whether DeepSpeed shards and reduces: its JSON is rendered, and its buckets take memory."""
     per_component: bool
     """Whether each component may have a layout of its own."""
     single_decoder: bool

@@ -49,6 +49,7 @@ ENGINE = Engine(
     versions=("0.19.8",),
     program="the user's script under deepspeed or torchrun",
     shardings=frozenset({"zero"}),
+    deepspeed=True,
     per_component=False,
     single_decoder=False,
     degrees=frozenset(),

@@ -21,6 +21,7 @@ ENGINE = Engine(
     versions=("0.16.0",),
     program="Megatron-LM's pretrain_gpt.py (engine.path)",
     shardings=frozenset({"zero"}),
+    deepspeed=False,
     per_component=False,
     single_decoder=True,
     degrees=frozenset({"tp", "pp", "vpp", "cp"}),

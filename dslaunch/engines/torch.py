@@ -22,6 +22,7 @@ ENGINE = Engine(
     versions=("2.13",),
     program="the user's script under torchrun",
     shardings=frozenset({"ddp", "fsdp2"}),
+    deepspeed=False,
     per_component=False,
     single_decoder=False,
     degrees=frozenset(),

@@ -22,7 +22,8 @@ _BARE_KEY = re.compile(r"([^ \t\r\n{}\[\],:]+)[ \t\r\n]*(?=:)")
 _NUMBER = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?[\t ]*$")
 _BARE_END = re.compile(r"[\r\n,}\]#]|//|/\*|\Z")
 _EOL = re.compile(r"[\r\n]|\Z")
-_CHUNK = re.compile(r"[^'\"\\\x00-\x1f]*")
+_CHUNK = re.compile(r"(?:[^'\"\\\x00-\x1f]++|\\['\"\\/bfnrt])*+")
+_ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _HEX4 = re.compile(r"[0-9a-fA-F]{4}")
 _MAX_WORD = 400
@@ -181,7 +182,7 @@ class _Reader:
         while True:
             chunk = _CHUNK.match(self.text, self.at)
             assert chunk is not None
-            parts.append(chunk[0])
+            parts.append(_ESCAPE.sub(lambda match: _ESCAPES[match[1]], chunk[0]))
             char = self.text[chunk.end() : chunk.end() + 1]
             self.at = chunk.end() + 1
             if not char:
@@ -196,10 +197,8 @@ class _Reader:
                 raise self.fail("a string runs over the end of its line or holds a control character", opened)
 
     def escape(self, opened: int) -> str:
+        """A \\u escape, or a pair of them; `at` is behind the backslash."""
         char = self.text[self.at : self.at + 1]
-        if char in _ESCAPES:
-            self.at += 1
-            return _ESCAPES[char]
         if char != "u":
             raise self.fail(f"'\\{char}' is no escape of JSON", opened)
         code = self.hex4(self.at + 1, opened)

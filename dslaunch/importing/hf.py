@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from dslaunch.errors import ConfigError
 from dslaunch.importing.hf_fields import Fields, refuse_unknown
@@ -15,7 +18,9 @@ from dslaunch.importing.hf_text import DECODERS, decoder
 from dslaunch.importing.hf_vision import TOWERS, tower
 from dslaunch.importing.imported import Imported, Note, checked_name
 from dslaunch.importing.writing import yaml_text
+from dslaunch.schema.model import Model
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOWER_OF = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 """Models of two towers, of which the vision tower is taken."""
 KNOWN = tuple(sorted({*DECODERS, *TOWERS, *JOINS, *_TOWER_OF}))
@@ -37,11 +42,21 @@ def import_hf(source: str, name: str = "") -> Imported:
     refuse_unknown(kind, f"{source}: ", KNOWN)
     graph, notes = _graph(config, str(kind))
     name = checked_name(name, shown)
-    model = {"name": name, "source": f"{shown} config.json (model_type {kind})", **graph}
+    model: dict[str, Any] = {"name": name, "source": f"{shown} config.json (model_type {kind})", **graph}
+    _check(model, source)
     head = [f"Imported from a configuration of transformers, model_type {kind}."]
     if notes:
         head += ["Not carried over:", *(f"  {note}" for note in notes)]
     return Imported(name, {f"conf/model/{name}.yaml": yaml_text(model, head)}, notes)
+
+
+def _check(model: Mapping[str, Any], source: str) -> None:
+    try:
+        Model.model_validate(model)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(key) for key in first["loc"])
+        raise ConfigError(f"{source}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 def _graph(config: Mapping[str, Any], kind: str) -> tuple[dict[str, Any], tuple[Note, ...]]:
@@ -80,7 +95,7 @@ def _read(source: str) -> tuple[str, str]:
             raise ConfigError(f"{source}: byte {error.start} is no UTF-8. Give a config.json.") from error
         stem = file.resolve().parent.name if file.name == "config.json" else file.stem
         return text, str(_name_in(text) or stem)
-    if source.endswith(".json") or source.count("/") != 1 or path.exists():
+    if source.endswith(".json") or not _HUB_ID.fullmatch(source) or path.exists():
         raise ConfigError(f"{source}: no such file. Give a config.json, its folder, or a Hub id (OWNER/NAME).")
     return _from_hub(source), source.rpartition("/")[2]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dslaunch.errors import ConfigError
 from dslaunch.importing.hf_fields import Fields, refuse_unknown
 from dslaunch.importing.hf_text import DECODERS, decoder
 from dslaunch.importing.hf_vision import TOWERS, tower
@@ -28,8 +29,7 @@ def vision_language(config: Mapping[str, Any], kind: str) -> tuple[Keys, tuple[N
     """The model's components and edges, and the notes of its three sections."""
     top = Fields(config, kind)
     vision = _section(config, "vision_config", _VISION_KINDS[kind], tuple(TOWERS))
-    text_values = config if "text_config" not in config else config["text_config"]
-    text = _text_section(text_values, kind, flat="text_config" not in config)
+    text = _text_section(config, kind)
     eyes, language = tower(vision), decoder(text)
     tied = top.get("tie_word_embeddings") or ("tie_word_embeddings" not in config and language.get("tied_embeddings"))
     language.pop("tied_embeddings", None)
@@ -38,13 +38,15 @@ def vision_language(config: Mapping[str, Any], kind: str) -> tuple[Keys, tuple[N
     projector, edges = JOINS[kind](top, vision, eyes, language)
     model = {"components": {"vision_encoder": eyes, "projector": projector, "llm": language}, "edges": edges}
     top.get("vision_config", "text_config")
-    flat = () if "text_config" in config else tuple(config)
-    top.get(*flat) if flat else None
+    if "text_config" not in config:
+        top.get(*config)
     return model, (*top.finish(), *vision.finish(), *text.finish())
 
 
 def _section(config: Mapping[str, Any], name: str, fallback: str, known: tuple[str, ...]) -> Fields:
-    values = config.get(name) or {}
+    values = config.get(name)
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} is missing: a {config['model_type']} configuration has one. Give the whole file.")
     kind = values.get("model_type", fallback)
     if fallback == "qwen2_5_vl_vision" and kind == "qwen2_5_vl":
         kind = fallback
@@ -52,13 +54,12 @@ def _section(config: Mapping[str, Any], name: str, fallback: str, known: tuple[s
     return Fields(values, kind, f"{name}.")
 
 
-def _text_section(values: Mapping[str, Any], kind: str, *, flat: bool) -> Fields:
+def _text_section(config: Mapping[str, Any], kind: str) -> Fields:
     """Qwen2.5-VL's files of transformers 4 have the language model's keys at the top."""
     fallback = _TEXT_KINDS[kind]
-    text_kind = fallback if flat else values.get("model_type", fallback)
-    refuse_unknown(text_kind, "text_config.", tuple(DECODERS))
-    own = {k: v for k, v in values.items() if not flat or k not in ("vision_config", "model_type")}
-    return Fields(own, text_kind, "" if flat else "text_config.")
+    if kind == "qwen2_5_vl" and "text_config" not in config:
+        return Fields({k: v for k, v in config.items() if k != "vision_config"}, fallback)
+    return _section(config, "text_config", fallback, tuple(DECODERS))
 
 
 def _edges(tokens_in: int, tokens_out: int, from_layer: int = -1) -> list[Keys]:

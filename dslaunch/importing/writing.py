@@ -50,12 +50,12 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """One scalar, quoted where YAML, or Hydra on top of it, would read something else."""
+    """One scalar, quoted where YAML would read something else, and `${` kept from being an interpolation."""
     if isinstance(value, float):
         return repr(value) if "e" not in repr(value) else f"{value:.10e}".replace(".0000000000e", ".0e")
-    if isinstance(value, str) and ("${" in value or "\n" in value):
-        value = value.replace("${", "$\\{") if "${" in value else value
-    written = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
+    if isinstance(value, str):
+        value = value.replace("${", "\\${")
+    written: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
     return written.removesuffix("...").strip()
 
 
@@ -69,12 +69,12 @@ def refuse_existing(site: Path, names: Sequence[str], *, force: bool) -> None:
 
 
 @contextmanager
-def staged(site: Path, files: Mapping[str, str]) -> Iterator[Path]:
+def staged(site: Path | None, files: Mapping[str, str]) -> Iterator[Path]:
     """A copy of the site's folder with `files` in it, to be tried before anything is written."""
     with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder:
         stage = Path(folder)
         for kind in ("conf", "recipes", "templates"):
-            if (site / kind).is_dir():
+            if site is not None and (site / kind).is_dir():
                 shutil.copytree(site / kind, stage / kind)
         _put(stage, files)
         yield stage

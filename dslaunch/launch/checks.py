@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 from dslaunch.errors import ConfigError
@@ -80,7 +81,7 @@ def _check_environment(request: LaunchRequest) -> None:
 
 
 def _check_python(request: LaunchRequest) -> None:
-    python = request.plan.launcher.python
+    python = request.plan.launcher.python or sys.executable
     name = str(request.absolute(python)) if "/" in python else python
     if not shutil.which(name, path=request.environ.get("PATH")):
         raise ConfigError(

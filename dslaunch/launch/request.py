@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +48,11 @@ class LaunchRequest:
         """The variables that every rendered script reads.
 
         Args:
-            local_python: whether the interpreter is this machine's. Elsewhere a bare name such as `python3`
-                is looked up there, after the modules are loaded.
+            local_python: whether the interpreter is this machine's: dslaunch's own where none is named.
+                Elsewhere a bare name such as `python3` is looked up there, after the modules are loaded.
         """
-        python, megatron = self.plan.launcher.python, self.plan.engine.path
+        megatron = self.plan.engine.path
+        python = self.plan.launcher.python or (sys.executable if local_python else "python3")
         found = shutil.which(python, path=self.environ.get("PATH")) if local_python else None
         if "/" in python:
             python = str(self.absolute(python))

@@ -153,8 +153,7 @@ def _selective_recompute(found: Evaluated) -> list[Finding]:
 
 def _long_sequence(config: RunConfig) -> list[Finding]:
     trunk = config.model.components[config.model.trunk]
-    assert isinstance(trunk, Decoder)
-    if config.training.seq_len <= trunk.max_positions:
+    if not isinstance(trunk, Decoder) or config.training.seq_len <= trunk.max_positions:
         return []
     return [
         Finding(

@@ -6,11 +6,13 @@ A number that the user gave is kept as it is or refused with the arithmetic; onl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dslaunch.engines.layout import Layout
 from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.topology import describe, tensor_domain
 from dslaunch.model import shapes
+from dslaunch.model.tokens import own_tokens
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 from dslaunch.schema.strategy import ComponentStrategy
@@ -43,14 +45,32 @@ def resolve(
         faults += found
         if layout is not None:
             layouts[name] = layout
-    return layouts, faults + _sequence_faults(config, layouts)
+    return layouts, faults + _sequence_faults(config, layouts) + _mesh_faults(config, layouts)
+
+
+def _mesh_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """Components that share attention layer by layer run as one: on the same ranks, cut alike."""
+    faults = []
+    for edge in config.model.edges:
+        if edge.join != "shared_attention" or not {edge.source, edge.to} <= set(layouts):
+            continue
+        ends = [layouts[edge.source], layouts[edge.to]]
+        meshes = [replace(end, zero=0, offload="none", recompute="none") for end in ends]
+        if meshes[0] != meshes[1]:
+            faults.append(
+                f"strategy.{edge.to} is {ends[1].describe()}, strategy.{edge.source} is {ends[0].describe()}: they "
+                "share attention layer by layer and need the same tp, pp, cp, dp, stages and micro-batches; set "
+                "both, or strategy.every"
+            )
+    return faults
 
 
 def _sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     """What the trunk's sequence has to hold, and what it is cut into."""
     model, seq_len = config.model, config.training.seq_len
     trunk = model.components[model.trunk]
-    assert isinstance(trunk, Decoder)
+    if not isinstance(trunk, Decoder):
+        return _fixed_sequence(config)
     faults = []
     joined = sum(e.tokens for e in model.edges if e.to == model.trunk and e.join == "sequence")
     if joined >= seq_len:
@@ -70,6 +90,18 @@ def _sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[s
             f"and {seq_len} / {2 * cp} = {seq_len / (2 * cp):.4g} is not whole"
         )
     return faults
+
+
+def _fixed_sequence(config: RunConfig) -> list[str]:
+    """A trunk without a vocabulary whose model file says how many tokens it has."""
+    model, seq_len = config.model, config.training.seq_len
+    tokens = own_tokens(model, model.trunk, seq_len)
+    if tokens == seq_len:
+        return []
+    return [
+        f"training.seq_len is {seq_len}, but {model.trunk}, the trunk of {model.name}, runs over {tokens} tokens a "
+        f"pass; training.seq_len can be {tokens}"
+    ]
 
 
 def _recipe_layout(config: RunConfig) -> Mapping[str, ComponentStrategy]:
@@ -134,6 +166,8 @@ def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list
         )
     if wrong := shapes.legal_tp(component, tp, most=domain):
         faults.append(f"{key}.tp is {tp}: {wrong}")
+    if wrong := shapes.legal_ep(component, want.ep or 1):
+        faults.append(f"{key}.ep is {want.ep}: {wrong}")
     if wrong := shapes.legal_pp(component, pp, vpp, want.layers_per_stage):
         faults.append(f"{key}.pp is {pp}: {wrong}")
     return faults

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslaunch.engines.deepspeed_buckets import gathered_elements, reduce_bucket_elements
+from dslaunch.engines.deepspeed_buckets import bucket_elements, gathered_elements
+from dslaunch.model import params as counts
 from dslaunch.model.activations import logits_bytes, stage_bytes, working_set_bytes
 from dslaunch.model.params import Counts
 from dslaunch.model.shapes import width_out
@@ -114,11 +115,22 @@ def _buffers(case: Case, params: int, trained: int) -> float:
     """Communication buckets, gathered parameters, and what the optimizer's step allocates."""
     layout = case.layout
     step = trained * case.states.step
-    if case.engine.name in ("deepspeed", "megatron_deepspeed", "native") and layout.zero:
-        overlapped = 2 if case.config.training.overlap_comm and layout.pp == 1 else 1
-        bucket = overlapped * reduce_bucket_elements(trained) * case.width
-        return bucket + step + (gathered_elements(params) * case.width if layout.zero == 3 else 0.0)
+    if case.engine.deepspeed and layout.zero:
+        return step + _deepspeed_buffers(case, params, trained)
     if layout.zero == 3:
-        layers = max(1, sum(layout.layers_per_stage))
+        layers = sum(layout.layers_per_stage)
         return step + 2 * params / layers * (case.width + 4)
     return step
+
+
+def _deepspeed_buffers(case: Case, params: int, trained: int) -> float:
+    """One engine has one set of buckets: where it holds the whole model, they are counted with the trunk."""
+    if not case.engine.per_component:
+        if not case.is_trunk:
+            return 0.0
+        every = case.config.model.components.values()
+        params, trained = sum(map(counts.params, every)), sum(map(counts.trainable, every))
+    overlapped = 2 if case.config.training.overlap_comm and case.layout.pp == 1 else 1
+    bucket = overlapped * bucket_elements(trained) if trained else 0
+    gathered = gathered_elements(params) if case.layout.zero == 3 else 0
+    return float((bucket + gathered) * case.width)

@@ -49,7 +49,7 @@ def search(config: RunConfig, pinned: Wanted, attempt: Attempt) -> tuple[Wanted,
 
 
 def _space(config: RunConfig, pinned: Wanted, offloads: tuple[str, ...]) -> Iterator[Wanted]:
-    trunk = config.model.trunk
+    trunk, fused = config.model.trunk, config.model.fused(config.model.trunk)
     want, component, world = pinned[trunk], config.model.components[trunk], config.cluster.world_size
     domain = tensor_domain(config.cluster)
     tps = [n for n in shapes.divisors(domain) if shapes.legal_tp(component, n) is None]
@@ -63,18 +63,21 @@ def _space(config: RunConfig, pinned: Wanted, offloads: tuple[str, ...]) -> Iter
         chosen = want.model_copy(
             update={"tp": tp, "pp": pp, "zero": zero, "recompute": recompute, "offload": offload}
         )
-        yield {name: chosen if name == trunk else _beside(pinned[name], chosen) for name in pinned}
+        yield {
+            name: chosen if name == trunk else _beside(pinned[name], chosen, fused=name in fused)
+            for name in pinned
+        }
 
 
 def _choices(pinned: T | None, all_of_them: list[T]) -> list[T]:
     return all_of_them if pinned is None else [pinned]
 
 
-def _beside(want: ComponentStrategy, trunk: ComponentStrategy) -> ComponentStrategy:
-    uniform = trunk.tp == 1 and trunk.pp == 1
+def _beside(want: ComponentStrategy, trunk: ComponentStrategy, *, fused: bool) -> ComponentStrategy:
+    uniform = fused or (trunk.tp == 1 and trunk.pp == 1)
     follow = {
-        "tp": 1,
-        "pp": 1,
+        "tp": trunk.tp if fused else 1,
+        "pp": trunk.pp if fused else 1,
         "zero": trunk.zero if uniform else 2,
         "recompute": trunk.recompute,
         "offload": trunk.offload if uniform else "none",

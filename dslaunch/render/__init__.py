@@ -79,7 +79,10 @@ def _none(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
     """No DeepSpeed; engine.extra has no reader then, but Megatron's flags."""
     if config.engine.extra and plan.engine.name != "megatron":
         key = next(iter(config.engine.extra))
-        raise ConfigError(f"engine.extra.{key}: engine {plan.engine.name} reads no file of ours. Take it out")
+        raise ConfigError(
+            f"engine.extra.{key}: engine {plan.engine.name} has no configuration file that it could go into. "
+            "Take it out, or hand it to your script after --"
+        )
     return {}
 
 

@@ -92,7 +92,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         remote=remote,
         hosts=_hosts(plan),
         hostfile=plan.launcher.hostfile,
-        python=plan.launcher.python,
+        python=plan.launcher.python or "python3",
         runner="torchrun" if plan.engine.name in _TORCHRUN_ENGINES else "deepspeed",
         master_port=port or (SEVERAL_NODES_PORT if remote else ""),
         slurm_port=port,

@@ -10,20 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from dslaunch.engines.deepspeed_buckets import LIVE, PERSISTENT, PREFETCH, bucket_elements
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import ComponentPlan, Plan
 
 RUNTIME_MODULE = "dslaunch.runtime"
 PRINT_EVERY = 10
 """Steps between two lines of DeepSpeed's own, for scripts; dslaunch.runtime prints its own."""
-BUCKET_ELEMENTS = 200_000_000
-"""Largest gradient bucket, elements: 400 MB in bf16 keep a link busy; overlap_comm holds two of them."""
-PREFETCH_ELEMENTS = 50_000_000
-"""ZeRO-3: parameters fetched ahead, elements (DeepSpeed's default, written out)."""
-PERSISTENT_ELEMENTS = 100_000
-"""ZeRO-3: parameters up to this size stay whole on every rank, elements (DeepSpeed's default, written out)."""
-LIVE_ELEMENTS = 1_000_000_000
-"""ZeRO-3: parameters gathered at one time, elements (DeepSpeed's default, written out)."""
 
 
 def trained(component: ComponentPlan) -> int:
@@ -79,15 +72,15 @@ def _optimizer(plan: Plan, component: ComponentPlan, shared: bool) -> dict[str, 
 def _zero(plan: Plan, component: ComponentPlan, gradients: int) -> dict[str, Any]:
     if component.zero == 0:
         return {"stage": 0}
-    bucket = min(BUCKET_ELEMENTS, gradients)
+    bucket = bucket_elements(gradients)
     zero: dict[str, Any] = {"stage": component.zero, "contiguous_gradients": True, "reduce_bucket_size": bucket}
     if component.pp == 1:
         zero["overlap_comm"] = plan.training.overlap_comm and plan.cluster.accelerator == "cuda"
     if component.zero == 3:
         zero |= {
-            "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
-            "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
-            "stage3_max_live_parameters": LIVE_ELEMENTS,
+            "stage3_prefetch_bucket_size": PREFETCH,
+            "stage3_param_persistence_threshold": PERSISTENT,
+            "stage3_max_live_parameters": LIVE,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
     else:

@@ -46,7 +46,7 @@ def misplaced(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
         if entry.key is None and not _is_note(entry) and homes:
             places = " or ".join(home or "the top level" for home in homes)
             message = f"'{entry.path[-1]}' belongs in {places}, not in {_where(entry)}."
-            yield _unread(file, entry, settings, message)
+            yield _unread(file, entry, settings, message, f"Move it to {places}, or delete it.")
 
 
 @rule(
@@ -77,10 +77,17 @@ def removed(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
 def too_new(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A key that the chosen DeepSpeed doesn't have yet."""
     version = release(settings.deepspeed_version)
+    newer: set[tuple[str, ...]] = set()
     for file, entry in _entries(files):
         key = entry.key
-        if key is not None and key.absent and version <= release(key.absent):
-            yield _unread(file, entry, settings, f"'{dotted(entry.path)}' came with DeepSpeed {key.since}.")
+        if key is None or not key.absent or version > release(key.absent):
+            continue
+        newer.add((file.name, *entry.path))
+        if (file.name, *entry.path[:-1]) in newer:
+            continue
+        message = f"'{dotted(entry.path)}' came with DeepSpeed {key.since}."
+        fix = f"Use DeepSpeed {key.since} or newer, or delete the key."
+        yield _unread(file, entry, settings, message, fix)
 
 
 @rule(
@@ -185,9 +192,10 @@ def _where(entry: Entry) -> str:
     return f"'{dotted(entry.path[:-1])}'" if len(entry.path) > 1 else "the top level"
 
 
-def _unread(file: File, entry: Entry, settings: Settings, message: str) -> Hit:
+def _unread(
+    file: File, entry: Entry, settings: Settings, message: str, fix: str = "Correct the name, or delete the key."
+) -> Hit:
     """A hit on a key that the section doesn't read in this version."""
-    fix = "Correct the name, move the key, or delete it."
     dropped = entry.value == "auto" and entry.section.parser == "pydantic"
     if _rejects(entry.section, settings.deepspeed_version) and not dropped:
         return hit(file, entry.path, f"{message} DeepSpeed refuses the file (ValidationError).", fix)

@@ -157,8 +157,9 @@ def vit_block(spec: Spec, recompute: str) -> BlockShape:
     return BlockShape(
         hidden=spec["hidden"], heads=spec["heads"], kv_heads=spec["heads"],
         head_dim=spec.get("head_dim") or spec["hidden"] // spec["heads"], ffn=spec["ffn"],
-        gated=spec["gated_mlp"], silu=spec["gated_mlp"], rmsnorm=False, norm_eps=VIT_NORM_EPS, qkv_bias=True, out_bias=True,
-        mlp_bias=True, layer_scale=spec["layer_scale"], causal=False, recompute=recompute,
+        gated=spec["gated_mlp"], silu=spec["gated_mlp"], rmsnorm=False, norm_eps=VIT_NORM_EPS,
+        qkv_bias=True, out_bias=True, mlp_bias=True, layer_scale=spec["layer_scale"], causal=False,
+        recompute=recompute,
     )  # fmt: skip
 
 

@@ -50,8 +50,8 @@ class Slurm(Part):
     """Whole nodes."""
     cpus_per_task: Positive | None = None
     """CPU cores per rank; the node's cores shared out where it is not given."""
-    signal_before_s: NonNegative = 120
-    """Seconds before the time limit at which the job is told to save; 0 is never."""
+    signal_before_s: NonNegative = 0
+    """Seconds before the time limit at which every rank gets SIGTERM, for programs that then save; 0 is never."""
     modules: Texts = ()
     """Environment modules to load, in order."""
     setup: Texts = ()
@@ -76,8 +76,8 @@ class Launcher(Part):
 
     name: Literal["auto", "local", "torchrun", "ssh", "slurm"] = "auto"
     """auto is resolved at launch: this machine, an allocation, a hostfile, or a SLURM controller."""
-    python: str = "python3"
-    """Interpreter of the training environment."""
+    python: str = ""
+    """Interpreter of the training environment; empty: dslaunch's own on this machine, python3 elsewhere."""
     hostfile: str = ""
     """A DeepSpeed hostfile to use; written from cluster.hosts where it is empty."""
     master_port: Annotated[int, Field(ge=1024, le=65535)] | None = None

@@ -41,7 +41,7 @@ def run_ranks(plan_json: Path, world_size: int = 2) -> Outcome:
     os.environ["DS_ACCELERATOR"] = "cpu"  # read by deepspeed in the fork server, when it is imported there
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    port = _free_port()
+    port = free_port()
     logs = [plan_json.parent / f"rank{rank}.txt" for rank in range(world_size)]
     ranks = [
         context.Process(target=_rank, args=(str(plan_json), rank, world_size, port, str(logs[rank])))
@@ -71,7 +71,8 @@ def _rank(plan_json: str, rank: int, world_size: int, port: int, log: str) -> No
     leave(main(["--plan", plan_json]))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

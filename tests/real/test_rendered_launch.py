@@ -157,6 +157,20 @@ def test_paths_that_the_runner_cannot_carry_to_other_hosts_are_refused(tmp_path:
     assert "cannot carry" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("visible", "message"),
+    [("0,1", "names 2 GPUs (0,1), the plan needs 8"), ("a,b,c,d,e,f,g,h", "takes numbers only")],
+)
+def test_gpus_that_the_runner_would_not_take_are_refused(
+    visible: str, message: str, tmp_path: Path, work_dir: Path
+) -> None:
+    words = ["recipe=llama3_8b", "cluster=8xA100", "engine=deepspeed", "strategy=zero2", "script=t.py"]
+    run_dir = written(tmp_path / "run", rendered(*words))
+    done = launch(run_dir, work_dir, "deepspeed", CUDA_VISIBLE_DEVICES=visible)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
 def test_ranks_started_in_the_wrong_number_stop(tmp_path: Path, work_dir: Path) -> None:
     run_dir = written(tmp_path / "run", files_for("x.py"))
     env = {**os.environ, "RANK": "0", "WORLD_SIZE": "3", "SECRET": "x"}

@@ -155,11 +155,13 @@ def test_every_key_with_every_value(verdict: Verdict) -> None:
 
 SENSIBLE = {
     "bool": st.booleans(), "int": st.integers(-1, 4), "float": st.sampled_from([0, 0.5, 1, 2]),
-    "str": st.sampled_from(["cpu", "fp16", "warn", "x"]), "section": st.builds(dict), "plain_int": st.integers(-1, 4),
+    "str": st.sampled_from(["cpu", "fp16", "warn", "x"]), "section": st.builds(dict),
+    "plain_int": st.integers(-1, 4),
 }  # fmt: skip
 GENERATED = [
     "", "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param",
-    "fp16", "bf16", "compile", "zero_optimization.zenflow", "tensor_parallel", "checkpoint", "data_types", "hybrid_engine",
+    "fp16", "bf16", "compile", "zero_optimization.zenflow", "tensor_parallel", "checkpoint", "data_types",
+    "hybrid_engine",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import pytest
 from dslaunch.planfile import FilesPlan, Plan
 from tests.real import plans
 from tests.real.parts import need
-from tests.real.ranks import Outcome, run_ranks
+from tests.real.ranks import Outcome, free_port, run_ranks
 
 need("torch", "deepspeed", "sklearn")
 
@@ -168,8 +168,9 @@ def test_the_deepspeed_launcher_trains(tmp_path: Path) -> None:
     plan = plans.plan_for("zero1", training=plans.training_plan(steps=24))
     done = subprocess.run(
         [
-            sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", "29631",
-            "--module", "dslaunch.runtime", "--plan", plans.write(plan, folder / "plan"),
+            sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2",
+            "--master_port", str(free_port()), "--module", "dslaunch.runtime",
+            "--plan", plans.write(plan, folder / "plan"),
         ],
         env={
             **os.environ, "DSLAUNCH_RUN_DIR": str(folder / "out"), "DS_ACCELERATOR": "cpu",

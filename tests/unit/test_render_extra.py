@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from dslaunch.errors import ConfigError
 from dslaunch.render.extra import merge_deepspeed, merge_megatron
+from tests.golden.cases import rendered
 
 BASE: dict[str, Any] = {
     "train_batch_size": 8,
@@ -95,13 +97,13 @@ def test_every_section_of_the_catalogue_is_reachable() -> None:
 def test_megatron_flags_by_name_with_their_values() -> None:
     merged = merge_megatron(
         {"--log-interval": ("1",)},
-        {"log-params-norm": True, "log-interval": 5, "offload-modules": ["core_attn", "mlp"], "wandb-project": "a b"},
+        {"log-params-norm": True, "log-interval": 5, "offload-modules": ["attn", "mlp"], "wandb-project": "a b"},
         "0.16.0",
     )
     assert merged == {
         "--log-interval": ("5",),
         "--log-params-norm": (),
-        "--offload-modules": ("core_attn", "mlp"),
+        "--offload-modules": ("attn", "mlp"),
         "--wandb-project": ("'a b'",),
     }
 
@@ -127,3 +129,13 @@ def test_a_megatron_flag_that_its_parser_would_refuse(extra: dict[str, Any], mes
 def test_an_unknown_megatron_version_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"engine.version is '0.3.0'.*0\.16"):
         merge_megatron({}, {"log-params-norm": True}, "0.3.0")
+
+
+def test_it_reaches_the_rendered_file() -> None:
+    text = rendered("recipe=vla_tiny", "cluster=local", "engine.extra.comms_logger.enabled=true")["ds_config.json"]
+    assert json.loads(text)["comms_logger"] == {"enabled": True}
+
+
+def test_an_engine_without_a_file_for_it_refuses_it() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.extra\.comms_logger: engine torch"):
+        rendered("recipe=vla_tiny", "cluster=local", "strategy=ddp", "engine.extra.comms_logger.enabled=true")

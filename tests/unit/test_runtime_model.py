@@ -181,7 +181,7 @@ def test_a_graph_that_is_not_executed_is_refused(model: dict[str, Any], message:
         ("passes", 3, "passes: found 3; dslaunch.runtime executes 1 in a vit"),
         ("train", "lora", "train: found 'lora'; dslaunch.runtime executes all, nothing in a vit"),
         ("arch", "resnet", "arch: found 'resnet'; dslaunch.runtime executes decoder, vit, mlp"),
-        ("rotary", {"theta": 10}, "rotary: found {'theta': 10}; dslaunch.runtime executes no such setting in a vit"),
+        ("rotary", {"theta": 10}, "rotary: found {'theta': 10}; dslaunch.runtime executes no such setting"),
     ],
 )
 def test_a_setting_that_the_modules_do_not_know_is_refused(key: str, value: object, message: str) -> None:

@@ -1,0 +1,154 @@
+"""The verbs `import` and `init`: what others wrote becomes a model or recipe, tried before it is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dslaunch.arguments import VERBS
+from dslaunch.errors import ConfigError, DslaunchError, listed, nearest
+from dslaunch.flow import Request, rendered
+
+if TYPE_CHECKING:
+    from dslaunch.importing.imported import Imported
+
+KINDS = ("hf", "deepspeed", "megatron", "accelerate")
+
+
+@click.command("import", help=VERBS["import"], context_settings={"max_content_width": 100})
+@click.argument("words", nargs=-1, metavar=f"{'|'.join(KINDS)} SOURCE [KEY=VALUE ...]")
+@click.option(
+    "-o", "--output", "--config-dir", "site", type=click.Path(path_type=Path, file_okay=False),
+    help="The site's folder to write into; without it the text is printed.",
+)  # fmt: skip
+@click.option("--name", default="", help="Name of the model or recipe.")
+@click.option("--force", is_flag=True, help="Write over a file of that name.")
+@click.option("--accept", multiple=True, metavar="RULE", help="Waive a finding on the imported recipe.")
+@click.pass_obj
+def import_verb(
+    obj: Any, /, words: tuple[str, ...], site: Path | None, name: str, force: bool, accept: tuple[str, ...]
+) -> int:
+    kind, source, overrides = _kind_and_source(words)
+    made = _read(kind, source, overrides, obj.script_arguments, name)
+    files = _tried(made, site, accept) if made.overrides else {}
+    _report(made, files)
+    return _write(made, site, force)
+
+
+@click.command("init", help=VERBS["init"], context_settings={"max_content_width": 100})
+@click.argument("words", nargs=-1, metavar="SCRIPT [KEY=VALUE ...]")
+@click.option(
+    "-o", "--output", "--config-dir", "site", type=click.Path(path_type=Path, file_okay=False),
+    help="The site's folder to write into; without it the text is printed.",
+)  # fmt: skip
+@click.option("--name", default="", help="Name of the recipe.")
+@click.option("--kind", default="", help="What the script is, where reading it leaves a doubt.")
+@click.option("--force", is_flag=True, help="Write over a file of that name.")
+@click.option("--accept", multiple=True, metavar="RULE", help="Waive a finding on the recipe.")
+@click.pass_obj
+def init_verb(
+    obj: Any, /, words: tuple[str, ...], site: Path | None, name: str, kind: str, force: bool,
+    accept: tuple[str, ...],
+) -> int:  # fmt: skip
+    from dslaunch.importing.init import init
+
+    scripts = [word for word in words if "=" not in word]
+    if len(scripts) != 1:
+        raise ConfigError(f"init takes one script, found {listed(scripts) or 'none'}. Write: dslaunch init train.py")
+    overrides = [word for word in words if "=" in word]
+    overrides += _asked(overrides) if sys.stdin.isatty() else []
+    made = init(scripts[0], overrides, obj.script_arguments, name=name, kind=kind)
+    _tried(made, site, accept)
+    _report(made, {})
+    return _write(made, site, force)
+
+
+def _kind_and_source(words: Sequence[str]) -> tuple[str, str, list[str]]:
+    bare = [word for word in words if "=" not in word]
+    if not bare or bare[0] not in KINDS:
+        found = f"'{bare[0]}'" if bare else "nothing"
+        raise ConfigError(
+            f"import: found {found} where the kind belongs. Allowed: {listed(KINDS)}."
+            f"{nearest(bare[0], KINDS) if bare else ''}"
+        )
+    if len(bare) != 2:
+        raise ConfigError(f"import {bare[0]} takes one source, found {listed(bare[1:]) or 'none'}.")
+    return bare[0], bare[1], [word for word in words if "=" in word]
+
+
+def _read(kind: str, source: str, words: Sequence[str], arguments: Sequence[str], name: str) -> Imported:
+    if kind == "hf":
+        from dslaunch.importing.hf import import_hf
+
+        if words:
+            raise ConfigError(f"import hf makes a model file and takes no {words[0].partition('=')[0]}=.")
+        return import_hf(source, name)
+    if kind == "deepspeed":
+        from dslaunch.importing.deepspeed import import_deepspeed
+
+        return import_deepspeed(source, words, arguments, name)
+    if kind == "megatron":
+        from dslaunch.importing.megatron import import_megatron
+
+        return import_megatron(source, words, name)
+    from dslaunch.importing.accelerate import import_accelerate
+
+    return import_accelerate(source, words, arguments, name)
+
+
+def _tried(made: Imported, site: Path | None, accept: tuple[str, ...]) -> dict[str, str]:
+    """The files rendered from the recipe in a copy of the site's folder; raises what stops it."""
+    from dslaunch.importing.writing import staged
+
+    with staged(site, made.files) as stage:
+        try:
+            return rendered(Request(made.overrides, stage, accept, ()))[2]
+        except DslaunchError as error:
+            shown = str(error).replace(str(stage), str(site or "."))
+            raise type(error)(f"{shown}\nThe recipe was not written.") from error
+
+
+def _report(made: Imported, files: dict[str, str]) -> None:
+    """What came back, and what did not."""
+    from dslaunch.importing.compare import compared, keys_of
+
+    if made.original and (keys := keys_of(files)):
+        rows = compared(made.original, keys)
+        other = [row for row in rows if not row.same]
+        click.echo(f"{len(rows) - len(other)} of {len(rows)} keys are rendered again as they stood", err=True)
+        for row in other:
+            shown = "is not rendered" if row.rendered is None else f"is rendered as {row.rendered}"
+            click.echo(f"  {row.key} = {row.original} {shown}", err=True)
+    if made.notes:
+        click.echo("Not carried over as it stands:", err=True)
+        for note in made.notes:
+            click.echo(f"  {note}", err=True)
+
+
+def _write(made: Imported, site: Path | None, force: bool) -> int:
+    from dslaunch.importing.writing import refuse_existing, write_site
+
+    if site is None:
+        for text in made.files.values():
+            click.echo(text, nl=False)
+        return 0
+    refuse_existing(site, list(made.files), force=force)
+    for path in write_site(site, made.files):
+        click.echo(path)
+    if made.overrides:
+        click.echo(f"Next: dslaunch plan {' '.join(made.overrides)} --config-dir {site}")
+    return 0
+
+
+def _asked(given: Sequence[str]) -> list[str]:
+    """Answers on a terminal for what every recipe needs; an empty answer leaves the key out."""
+    from dslaunch.importing.init import QUESTIONS
+
+    keys = {word.partition("=")[0] for word in given}
+    asked = [(key, click.prompt(text, default="", show_default=False, err=True)) for key, text in QUESTIONS
+             if key not in keys]  # fmt: skip
+    return [f"{key}={answer}" for key, answer in asked if answer]

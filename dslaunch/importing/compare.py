@@ -1,0 +1,61 @@
+"""The original's keys beside what was rendered from its import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dslaunch.files import megatron
+from dslaunch.importing.deepspeed import flattened
+
+ALIASES = {"bfloat16.": "bf16."}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key of the original."""
+
+    key: str
+    original: Any
+    rendered: Any
+    """None where the rendering has not got it."""
+    same: bool
+
+
+def compared(original: Mapping[str, Any], rendered: Mapping[str, Any]) -> tuple[Row, ...]:
+    """Each of the original's dotted keys; a switch that is off is the same as one that is absent."""
+    rows = []
+    for key, value in original.items():
+        own = next((new + key.removeprefix(old) for old, new in ALIASES.items() if key.startswith(old)), key)
+        found = rendered.get(own)
+        off = value is False and found is None
+        rows.append(Row(key, value, found, off or _equal(value, found)))
+    return tuple(rows)
+
+
+def keys_of(files: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of the rendered file that an engine reads its settings from; none where there is no such file."""
+    if "ds_config.json" in files:
+        return dict(flattened(json.loads(files["ds_config.json"])))
+    if "megatron_args.txt" in files:
+        flags = megatron.parse(files["megatron_args.txt"]).flags
+        return {flag.name: _flag_value(flag.values) for flag in flags}
+    return {}
+
+
+def _flag_value(values: tuple[str, ...]) -> Any:
+    return True if not values else values[0] if len(values) == 1 else values
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Equal as values: 1, 1.0 and the text "1" of an argument line are."""
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if isinstance(first, bool) or isinstance(second, bool) or first is None or second is None:
+        return first is second
+    try:
+        return float(first) == float(second)
+    except (TypeError, ValueError):
+        return bool(first == second)

@@ -1,0 +1,234 @@
+"""`dslaunch import deepspeed`: a recipe from a DeepSpeed configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dslaunch.errors import ConfigError
+from dslaunch.files.fileset import read_paths
+from dslaunch.importing.deepspeed_schedule import take_schedule
+from dslaunch.importing.imported import Imported, Note, checked_name
+from dslaunch.importing.recipe import Recipe, begun, require
+from dslaunch.render.extra import merge_deepspeed
+
+AUTO = "auto"
+_AUTO_REASON = "auto: Hugging Face's Trainer fills it in; the plan's own value is written instead"
+_ADAMS = ("adam", "adamw")
+
+
+class Source:
+    """The configuration's keys, dotted; each is taken once, and what is left goes to engine.extra."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.left = dict(flattened(config))
+        self.notes: list[Note] = []
+
+    def take(self, *keys: str) -> Any:
+        """The value of the first key that is there; None where none is, or where it is `auto`."""
+        found = None
+        for key in keys:
+            if key in self.left:
+                value = self.left.pop(key)
+                if value == AUTO:
+                    self.note(key, _AUTO_REASON)
+                elif found is None:
+                    found = value
+        return found
+
+    def note(self, key: str, reason: str) -> None:
+        """Something that is not carried over as it stands."""
+        self.notes.append(Note(key, reason))
+
+    def under(self, section: str) -> list[str]:
+        """Keys left of a section."""
+        return [key for key in self.left if key.startswith(f"{section}.")]
+
+
+def import_deepspeed(
+    path: str, words: Sequence[str] = (), script_arguments: Sequence[str] = (), name: str = ""
+) -> Imported:
+    """The recipe of a DeepSpeed configuration.
+
+    Args:
+        path: the JSON file.
+        words: what the file cannot say, as KEY=VALUE: model, cluster, training.seq_len, script, ...
+        script_arguments: the script's own.
+        name: the recipe's name; made from the file's where it is empty.
+
+    Raises:
+        ConfigError: no DeepSpeed configuration, or something missing that the file does not say.
+    """
+    config = read_config(path)
+    name = checked_name(name, Path(path).stem)
+    recipe = begun(name, f"imported from {Path(path).name}", words, script_arguments)
+    notes = take_deepspeed(recipe, config, path)
+    head = [f"Imported from the DeepSpeed configuration {Path(path).name}."]
+    text = recipe.text(notes, head)
+    return Imported(
+        name, {f"recipes/{name}.yaml": text}, notes, (f"recipe={name}",), dict(flattened(config))
+    )
+
+
+def take_deepspeed(recipe: Recipe, config: Mapping[str, Any], path: str) -> tuple[Note, ...]:
+    """Fills the recipe from a configuration; the notes of what is not carried over."""
+    source = Source(config)
+    recipe.groups.setdefault("engine", "deepspeed")
+    require(recipe, "model", "cluster", "training.seq_len", source=path)
+    _strategy(recipe, source)
+    _batch(recipe, source, path)
+    _precision(recipe, source)
+    _clip(recipe, source)
+    _optimizer(recipe, source)
+    take_schedule(recipe, source)
+    _extra(recipe, source)
+    return tuple(source.notes)
+
+
+def read_config(path: str) -> Mapping[str, Any]:
+    """The configuration as DeepSpeed would read it; raises ConfigError where it cannot."""
+    (file,) = read_paths([Path(path)]).files
+    if not isinstance(file.value, dict):
+        problem = file.problems[0] if file.problems else None
+        where = f"{path}:{problem.at.line}:{problem.at.column}: {problem.message}" if problem else f"{path}: no JSON"
+        raise ConfigError(f"{where}. Give a DeepSpeed configuration.")
+    return file.value
+
+
+def flattened(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf; an empty section is a leaf."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _strategy(recipe: Recipe, source: Source) -> None:
+    stage = source.take("zero_optimization.stage") or 0
+    recipe.groups.setdefault("strategy", f"zero{stage or 1}")
+    if stage == 0 and recipe.groups["strategy"] == "zero1":
+        recipe.put("strategy.name", "zero0")
+        recipe.put("strategy.every.zero", 0)
+    parameters = source.take("zero_optimization.offload_param.device")
+    states = source.take("zero_optimization.offload_optimizer.device")
+    if source.take("zero_optimization.cpu_offload"):
+        states = "cpu"
+    for device, key in ((parameters, "offload_param"), (states, "offload_optimizer")):
+        if device not in (None, "none", "cpu"):
+            source.note(f"zero_optimization.{key}.device", f"{device}: planned as cpu, which needs the host memory")
+    if parameters not in (None, "none"):
+        recipe.put("strategy.every.offload", "cpu_params")
+    elif states not in (None, "none"):
+        recipe.put("strategy.every.offload", "cpu")
+    overlap = source.take("zero_optimization.overlap_comm")
+    recipe.put("training.overlap_comm", bool(stage == 3 if overlap is None else overlap))
+    if (tp := source.take("tensor_parallel.autotp_size")) and tp > 1:
+        recipe.put("strategy.every.tp", tp)
+    if (cp := source.take("sequence_parallel_size")) and cp > 1:
+        recipe.put("strategy.every.cp", cp)
+
+
+def _batch(recipe: Recipe, source: Source, path: str) -> None:
+    """DeepSpeed derives the third of three; without train_batch_size it takes the number of ranks."""
+    total = source.take("train_batch_size")
+    micro = source.take("train_micro_batch_size_per_gpu")
+    steps = source.take("gradient_accumulation_steps")
+    if micro:
+        recipe.put("training.micro_batch", micro)
+    if steps:
+        recipe.put("training.num_microbatches", steps)
+    elif total and not micro:
+        recipe.put("training.num_microbatches", 1)
+    replicas = _replicas(recipe)
+    if total is None and micro and replicas:
+        total = micro * (steps or 1) * replicas
+    if total:
+        recipe.put("training.global_batch", total)
+    require(recipe, "training.global_batch", source=path)
+
+
+def _replicas(recipe: Recipe) -> int | None:
+    cut = (recipe.get("strategy.every.tp") or 1) * (recipe.get("strategy.every.cp") or 1)
+    return recipe.gpus // cut if recipe.gpus else None
+
+
+def _precision(recipe: Recipe, source: Source) -> None:
+    auto = AUTO in (source.left.get(f"{section}.enabled") for section in ("bf16", "bfloat16", "fp16"))
+    bf16, fp16 = source.take("bf16.enabled", "bfloat16.enabled"), source.take("fp16.enabled")
+    recipe.put("training.precision", "fp16" if fp16 else "bf16" if bf16 or auto else "fp32")
+    precision = recipe.get("training.precision")
+    for section in ("bf16", "bfloat16", "fp16"):
+        for key in source.under(section):
+            if section.replace("bfloat16", "bf16") != precision:
+                source.left.pop(key)
+                source.note(key, f"{section} is off: DeepSpeed reads the section only where it is on")
+    accum = source.take("data_types.grad_accum_dtype")
+    if accum is not None:
+        recipe.put("training.grad_accum_dtype", accum)
+
+
+def _clip(recipe: Recipe, source: Source) -> None:
+    """Off where it is absent; the Trainer's own value, and dslaunch's, is 1 where it is `auto`."""
+    auto = source.left.get("gradient_clipping") == AUTO
+    clip = source.take("gradient_clipping")
+    recipe.put("training.clip", float(1.0 if auto else clip or 0.0))
+
+
+def _optimizer(recipe: Recipe, source: Source) -> None:
+    """AdamW; Adam is AdamW in DeepSpeed unless adam_w_mode says otherwise."""
+    kind = source.take("optimizer.type")
+    known = kind is not None and str(kind).lower() in _ADAMS
+    if kind is None:
+        source.note("optimizer", "absent: the script makes its own; AdamW is written, which it must not contradict")
+    elif not known:
+        source.note("optimizer.type", f"{kind}: dslaunch plans and writes AdamW; its parameters are not carried over")
+        for key in source.under("optimizer.params"):
+            source.left.pop(key)
+    elif kind != "AdamW":
+        source.note("optimizer.type", f"{kind} is AdamW in DeepSpeed (adam_w_mode), and is written so")
+    if source.take("optimizer.params.adam_w_mode") is False and str(kind).lower() == "adam":
+        source.note("optimizer.params.adam_w_mode", "false: L2 regularisation instead of weight decay is not planned")
+    for key, own in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay")):
+        value = source.take(f"optimizer.params.{key}")
+        if value is not None:
+            recipe.put(f"training.optimizer.{own}", float(value))
+        elif known and key != "lr":
+            recipe.put(f"training.optimizer.{own}", {"eps": 1e-8, "weight_decay": 0.0}[key])
+    betas = source.take("optimizer.params.betas")
+    if betas or known:
+        recipe.put("training.optimizer.betas", [float(beta) for beta in betas or (0.9, 0.999)])
+
+
+def _extra(recipe: Recipe, source: Source) -> None:
+    """What is left goes to engine.extra where the renderer takes it; the rest is told with the renderer's reason."""
+    kept: dict[str, Any] = dict(recipe.get("engine.extra") or {})
+    for dotted, value in source.left.items():
+        if value == AUTO:
+            source.note(dotted, _AUTO_REASON)
+            continue
+        try:
+            merge_deepspeed({}, _nested(dotted, value))
+        except ConfigError as error:
+            reason = str(error).partition(": ")[2].partition(" Allowed beside it")[0]
+            source.note(dotted, reason or str(error))
+            continue
+        _merge(kept, _nested(dotted, value))
+    if kept:
+        recipe.tree.setdefault("engine", {})["extra"] = kept
+
+
+def _nested(dotted: str, value: Any) -> dict[str, Any]:
+    for key in reversed(dotted.split(".")):
+        value = {key: value}
+    nested: dict[str, Any] = value
+    return nested
+
+
+def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into.setdefault(key, value)

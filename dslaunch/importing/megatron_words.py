@@ -1,0 +1,138 @@
+"""The argument line of a shell script that starts Megatron: read, with its variables filled in; nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dslaunch.errors import ConfigError
+
+_ASSIGNMENT = re.compile(r"\s*(?:export\s+|local\s+|declare\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
+_SBATCH = re.compile(r"^#SBATCH\s+(--[\w-]+|-N)[=\s]+(\S+)", re.MULTILINE)
+_OPERATORS = {"&", "&&", "|", "||", ";", ">", ">>", "2>&1", "&>", "2>", "done", "fi"}
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What starts Megatron."""
+
+    launcher: tuple[str, ...]
+    """Words before the script: torchrun and its options."""
+    script: str
+    """Such as pretrain_gpt.py; empty where the text was an argument line alone."""
+    arguments: tuple[str, ...]
+    """Words after it, variables filled in where the script sets them."""
+    sbatch: tuple[tuple[str, str], ...]
+    """#SBATCH options with a value."""
+
+
+def command_line(text: str, where: str) -> CommandLine:
+    """The command of a script, or an argument line.
+
+    Raises:
+        ConfigError: quotes that are not closed, or no Python script with arguments.
+    """
+    variables: dict[str, str] = {}
+    found: tuple[list[str], int] | None = None
+    for statement in _statements(text):
+        match = _ASSIGNMENT.fullmatch(statement)
+        if match and not _command_follows(match[3]):
+            _assign(variables, match[1], match[3], more=bool(match[2]))
+            continue
+        words = _expanded(_split(statement, where), variables)
+        at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+        if at is not None:
+            found = (words, at)
+        elif found is None and words and words[0].startswith("--"):
+            found = (["", *words], 0)
+    sbatch = tuple(_SBATCH.findall(text))
+    if found is None:
+        raise ConfigError(f"{where}: no command `... SCRIPT.py --num-layers ...` in it. Give the script that starts it.")
+    words, at = found
+    arguments = tuple(_until_operator(words[at + 1 :]))
+    return CommandLine(tuple(words[:at]), words[at], arguments, sbatch)
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Logical lines: a newline in quotes, in parentheses, or after a backslash ends none; comments are dropped."""
+    text = text.replace("\r\n", "\n").replace("\\\n", " ")
+    start, depth, quote, position = 0, 0, "", 0
+    kept: list[str] = []
+    while position < len(text):
+        letter = text[position]
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter == "#" and (position == 0 or text[position - 1] in " \t\n(;"):
+            kept.append(text[start:position])
+            position = text.find("\n", position) if "\n" in text[position:] else len(text)
+            start = position
+            continue
+        elif letter in "()":
+            depth = max(0, depth + (1 if letter == "(" else -1))
+        elif letter == "\n" and depth == 0:
+            kept.append(text[start:position])
+            yield "".join(kept).strip()
+            kept, start = [], position + 1
+        position += 1
+    yield "".join([*kept, text[start:]]).strip()
+
+
+def _command_follows(value: str) -> bool:
+    """`CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun ...`: an assignment for one command is no statement of its own."""
+    return not value.startswith(("(", '"', "'", "$(", "`")) and ".py" in value and " " in value.strip()
+
+
+def _assign(variables: dict[str, str], name: str, raw: str, *, more: bool) -> None:
+    value = raw.strip()
+    if value.startswith("(") and value.endswith(")"):
+        value = value[1:-1].strip()
+    elif value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1:
+        value = value[1:-1].strip()
+    else:
+        value = value.partition(";")[0].strip()
+    variables[name] = f"{variables.get(name, '')} {value}".strip() if more else _filled(value, variables)
+
+
+def _split(text: str, where: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error} in `{text[:60]}`. Close the quotes.") from error
+
+
+def _expanded(words: list[str], variables: dict[str, str]) -> list[str]:
+    """Variables filled in; a word that is one variable becomes the words of its value."""
+    result: list[str] = []
+    for word in words:
+        filled = _filled(word, variables)
+        if filled != word and _REFERENCE.fullmatch(word) and (" " in filled or "\n" in filled):
+            result += _expanded(shlex.split(filled, comments=True), variables)
+        else:
+            result.append(filled)
+    return result
+
+
+def _filled(text: str, variables: dict[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        known = variables.get(name)
+        return known if known is not None else match[3] if match[3] is not None else match[0]
+
+    for _ in range(5):
+        filled = _REFERENCE.sub(value, text)
+        if filled == text:
+            break
+        text = filled
+    return text
+
+
+def _until_operator(words: list[str]) -> Iterator[str]:
+    for word in words:
+        if word in _OPERATORS or word.startswith((">", "2>", "|")):
+            return
+        yield word.removesuffix(";")

@@ -1,0 +1,120 @@
+"""A recipe as it is put together: groups, keys, and what the user adds as KEY=VALUE."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from dslaunch.errors import ConfigError
+from dslaunch.importing.imported import Note
+from dslaunch.importing.writing import yaml_text
+from dslaunch.schema.text import is_text
+
+GROUPS = ("model", "cluster", "strategy", "engine", "goal", "launcher", "training")
+_SIZED = re.compile(r"(\d+)x(?:(\d+)x)?[A-Za-z].*")
+_ORDER = (
+    "name", "about", "script", "module", "script_args", "training", "strategy", "data", "checkpoint", "engine",
+    "launcher", "env",
+)  # fmt: skip
+
+
+@dataclass
+class Recipe:
+    """Filled key by key; `text` writes it."""
+
+    name: str
+    about: str
+    groups: dict[str, str] = field(default_factory=dict)
+    """Group -> choice."""
+    tree: dict[str, Any] = field(default_factory=dict)
+
+    def put(self, dotted: str, value: Any) -> None:
+        """Sets the key, its sections made as needed; a key that is there already stays: it is the user's."""
+        *sections, last = dotted.split(".")
+        place = self.tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place.setdefault(last, value)
+
+    def get(self, dotted: str) -> Any:
+        """The value at the key, or None."""
+        place: Any = self.tree
+        for key in dotted.split("."):
+            place = place.get(key) if isinstance(place, Mapping) else None
+        return place
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs that the cluster's name counts; None where it counts none."""
+        match = _SIZED.fullmatch(self.groups.get("cluster", ""))
+        return int(match[1]) * int(match[2] or 1) if match else None
+
+    def text(self, notes: Sequence[Note], head: Sequence[str]) -> str:
+        """The YAML file, with what was not carried over in its head."""
+        comments = list(head)
+        if notes:
+            comments += ["Not carried over as it stands:", *(f"  {note}" for note in notes)]
+        overrides = [{f"override {group}": choice} for group, choice in self.groups.items()]
+        keys = {"name": self.name, "about": self.about, **self.tree}
+        ordered = {key: keys[key] for key in sorted(keys, key=_position)}
+        return yaml_text({"defaults": ["base", *overrides, "_self_"], **ordered}, comments)
+
+
+def _position(key: str) -> int:
+    return _ORDER.index(key) if key in _ORDER else len(_ORDER)
+
+
+def begun(name: str, about: str, words: Sequence[str], script_arguments: Sequence[str] = ()) -> Recipe:
+    """A recipe with the user's words in it: group=choice and key=value.
+
+    Raises:
+        ConfigError: a word that is no KEY=VALUE, or a value that is no YAML.
+    """
+    recipe = Recipe(name, about)
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"'{word}' is not KEY=VALUE. Words for the recipe look like model=llama3_8b.")
+        if key in GROUPS:
+            recipe.groups[key] = value
+        else:
+            recipe.put(key, _value(key, value))
+    if script_arguments:
+        recipe.put("script_args", list(script_arguments))
+    return recipe
+
+
+def _value(key: str, text: str) -> Any:
+    if is_text(tuple(key.split("."))):
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}={text}: can't be read. Lists are written [1,2].") from error
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML 1.1 takes 1e-5 for text
+        except ValueError:
+            return value
+    return value
+
+
+def require(recipe: Recipe, *keys: str, source: str) -> None:
+    """Raises ConfigError where a group or key that the source cannot tell was not given."""
+    missing = [k for k in keys if k not in recipe.groups and recipe.get(k) is None]
+    if missing:
+        shown = " ".join(f"{key}={_EXAMPLES[key]}" for key in missing)
+        raise ConfigError(f"{source}: does not say {', '.join(missing)}. Add it, such as: {shown}")
+
+
+_EXAMPLES = {
+    "model": "llama3_8b",
+    "cluster": "8xH100",
+    "training.seq_len": "4096",
+    "training.global_batch": "128",
+    "model.components.llm.vocab": "32000",
+}

@@ -1,0 +1,166 @@
+"""What a text becomes, and what happens to a file that isn't one."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dslaunch.errors import ConfigError
+from dslaunch.files.fileset import MAX_BYTES, File, read_fileset, read_paths
+from dslaunch.files.position import Position
+
+CONFIG = """\
+// both tests use this one
+{
+  "train_micro_batch_size_per_gpu": 2,
+  zero_optimization: {
+    "stage": 3, 'offload_param': {"device": "cpu"}
+  },
+  "betas": [0.9, 0.95,],
+}
+"""
+
+
+def read(name: str, text: str) -> File:
+    (file,) = read_fileset({name: text}).files
+    return file
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "column"),
+    [
+        (("train_micro_batch_size_per_gpu",), 3, 3),
+        (("zero_optimization",), 4, 3),
+        (("zero_optimization", "stage"), 5, 5),
+        (("zero_optimization", "offload_param", "device"), 5, 35),
+        (("betas", 1), 7, 18),
+        (("zero_optimization", "no_such_key"), 4, 3),
+        (("no_such_key",), 1, 1),
+    ],
+)
+def test_position_of_a_key_or_the_nearest_above(path: tuple[str | int, ...], line: int, column: int) -> None:
+    assert read("ds_config.json", CONFIG).at(*path) == Position(line, column)
+
+
+def test_value_by_path() -> None:
+    file = read("ds_config.json", CONFIG)
+    assert file.get("zero_optimization", "offload_param", "device") == "cpu"
+    assert file.get("zero_optimization", "stage", "below") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("ds_config.json", "{}", "deepspeed_json"),
+        ("anything", '{"zero_optimization": {}}', "deepspeed_json"),
+        ("conf/zero3.json", '{"a": 1}', "deepspeed_json"),
+        ("config.json", '{"hidden_size": 64}', "json"),
+        ("x", '{"schema": "dslaunch.plan/1"}', "plan"),
+        ("x", '{"schema": "dslaunch.prediction/1"}', "prediction"),
+        ("x", '{"schema": "dslaunch.manifest/1"}', "manifest"),
+        ("nodes", "# all\nworker-1 slots=8\n", "hostfile"),
+        ("hostfile", "", "hostfile"),
+        ("x", "--num-layers 4\n--bf16\n", "megatron_args"),
+        ("run", "#!/bin/bash\ntrue\n", "shell"),
+        ("job.sbatch", "srun train\n", "shell"),
+        ("env.sh", "export A=1\n", "env"),
+        (".deepspeed_env", "A=1\n", "env"),
+        ("x", "A=1\nexport B='two words'\n", "env"),
+        ("x", "A=1 deepspeed train.py\n", "other"),
+        ("x", "", "other"),
+    ],
+)
+def test_kind_by_content_with_the_name_as_a_hint(name: str, text: str, kind: str) -> None:
+    assert read(name, text).kind == kind
+
+
+def test_hostfile_in_the_grammar_of_deepspeed() -> None:
+    lines = read("hostfile", "# x\n\n  a slots=8 # fast\nb slots = 8\nc  slots=2x\n").value
+    assert [(line.line, line.host, line.slots, line.rest) for line in lines] == [
+        (3, "a", 8, "# fast"), (4, "", 0, ""), (5, "c", 2, "x"),
+    ]  # fmt: skip
+
+
+def test_megatron_flags_with_their_values() -> None:
+    args = read("megatron_args.txt", "--lr 1e-4\n--data-path 'a b' c\n--lr=2e-4\n--bf16\n").value
+    assert args.value("--lr") == "2e-4"
+    assert args.position("--lr") == Position(3, 1)
+    assert args.flags[1].values == ("a b", "c")
+    assert args.value("--bf16") is None
+
+
+def test_assignments_outside_comments() -> None:
+    found = read("env.sh", "# A=1\nexport B='$x' C=\"$y\"; D=z\n#SBATCH --export=ALL,E=1\n").value
+    assert [(a.name, a.value, a.at, a.literal) for a in found] == [
+        ("B", "$x", Position(2, 8), True), ("C", "$y", Position(2, 15), False), ("D", "z", Position(2, 23), True),
+        ("E", "1", Position(3, 22), True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "words"),
+    [
+        ('{"a": 1,\n "b": {"c": 2', 2, 7, "ends inside an object"),
+        ('{"a": [1, 2', 1, 7, "ends inside a list"),
+        ('{"a": "x\ny"}', 1, 7, "end of its line"),
+        ('{"a" 1}', 1, 6, "':' is missing"),
+        ('{"a": 1} x', 1, 10, "after the end"),
+        ('{"a": "\\q"}', 1, 7, "no escape"),
+        ('{"a": /* x', 1, 7, "not closed"),
+        ('{"a": 1e999}', 1, 7, "too long"),
+        ("{,}", 1, 2, "expected a key"),
+        ("[" * 5000, 1, 102, "nested deeper"),
+    ],
+)
+def test_syntax_error_stands_where_the_mistake_is(text: str, line: int, column: int, words: str) -> None:
+    file = read("ds_config.json", text)
+    (problem,) = file.problems
+    assert (problem.at, file.value) == (Position(line, column), None)
+    assert words in problem.message
+
+
+def test_what_cannot_be_read_is_one_clear_message(tmp_path: Path) -> None:
+    loop, fifo = tmp_path / "loop.json", tmp_path / "fifo"
+    loop.symlink_to(loop)
+    os.mkfifo(fifo)
+    contents = {
+        "binary.json": b"{\0}", "latin.json": b'{"a": "\xe9"}', "large.json": b" " * (MAX_BYTES + 1),
+    }  # fmt: skip
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    expected = {
+        "binary.json": "binary", "latin.json": "byte 7 is no UTF-8", "large.json": "larger than",
+        "loop.json": "can't be read", "fifo": "neither a file nor a folder", "missing": "can't be read",
+        ".": "a folder",
+    }  # fmt: skip
+    for name, words in expected.items():
+        with pytest.raises(ConfigError, match=words) as caught:
+            read_paths([tmp_path / name])
+        assert str(tmp_path / name) in str(caught.value)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hostfile", "".join(f"worker-{i} slots=8\n" for i in range(100_000))),
+        ("ds_config.json", "{a: " + "x, " * 1_000_000),
+        ("ds_config.json", '{"a": "' + "\\n" * 1_000_000),
+        ("ds_config.json", '{"a": ' + "9" * 1_000_000),
+        ("ds_config.json", "/*" * 1_000_000),
+        ("launch.sh", "#!/bin/sh\n" + "A=" * 1_000_000),
+        ("accelerate.yaml", BOMB),
+    ],
+    ids=["hosts", "words", "escapes", "digits", "comments", "assignments", "yaml"],
+)
+def test_hostile_text_is_read_in_bounded_time(name: str, text: str) -> None:
+    started = time.process_time()
+    read(name, text)
+    assert time.process_time() - started < 5

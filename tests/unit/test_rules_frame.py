@@ -1,0 +1,123 @@
+"""What a caller gets: order, waivers, thresholds, text, JSON, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dslaunch.errors import ConfigError
+from dslaunch.files.fileset import read_fileset
+from dslaunch.rules import (
+    Settings,
+    check,
+    check_paths,
+    check_rendered,
+    fails,
+    format_json,
+    format_text,
+    waive,
+)
+from dslaunch.rules.settings import of_plan
+from tests.cases.load import small_plan
+
+BAD = {
+    "b.json": '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": true}',
+    "a/ds_config.json": '{"train_micro_batch_size_per_gpu": 1,\n'
+    ' "zero_optimization": {"stage": 4, "sate": 1},\n "bf61": {}}',
+}  # fmt: skip
+
+
+def test_the_gravest_come_first_then_file_and_line() -> None:
+    findings = check(None, read_fileset(BAD), Settings(world_size=8))
+    assert [(f.severity, f.where) for f in findings] == [
+        ("error", "a/ds_config.json:2:24"), ("error", "a/ds_config.json:2:36"), ("wrong", "a/ds_config.json:3:2"),
+        ("deprecated", "b.json:1:39"),
+    ]  # fmt: skip
+    assert all(finding.fix and finding.message for finding in findings)
+
+
+def test_a_waived_rule_no_longer_stands() -> None:
+    findings = check(None, read_fileset(BAD), Settings(world_size=8))
+    stand, waived = waive(findings, ["key.unknown"])
+    assert {f.rule for f in stand} == {"key.range", "key.deprecated"}
+    assert [f.rule for f in waived] == ["key.unknown", "key.unknown"]
+    with pytest.raises(ConfigError, match=r"Did you mean 'key\.unknown'"):
+        waive(findings, ["key.unknwon"])
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [("info", True), ("deprecated", True), ("slow", False), ("memory", False), ("wrong", False), ("error", False)],
+)
+def test_threshold(threshold: str, expected: bool) -> None:
+    findings = check(None, read_fileset({"b.json": BAD["b.json"]}), Settings(world_size=8))
+    assert fails(findings, threshold) is expected
+    with pytest.raises(ConfigError, match="--fail-on 'worse'"):
+        fails(findings, "worse")
+
+
+def test_text_names_place_rule_and_fix() -> None:
+    findings = check(None, read_fileset(BAD), Settings(world_size=8))
+    lines = format_text(findings).splitlines()
+    assert lines[0].startswith("a/ds_config.json:2:24: error: ")
+    assert lines[0].endswith("[key.range]")
+    assert lines[1] == "    fix: Write 0 | 1 | 2 | 3."
+    assert lines[-1] == "findings: 2 error, 1 wrong, 1 deprecated"
+    assert format_text(()) == "no findings\n"
+
+
+def test_json_carries_its_schema() -> None:
+    data = json.loads(format_json(check(None, read_fileset(BAD), Settings(world_size=8))))
+    assert data["schema"] == "dslaunch.findings/1"
+    assert data["findings"][0]["where"] == "a/ds_config.json:2:24"
+
+
+def test_rendered_files_are_checked_against_their_plan() -> None:
+    plan = small_plan("deepspeed", 16, {"llm": {"dp": 16}})
+    text = '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}'
+    (finding,) = check_rendered(plan, {"ds_config.json": text})
+    assert (finding.rule, finding.where) == ("batch.triangle", "ds_config.json:1:2")
+    assert of_plan(plan) == Settings("0.19.8", world_size=16, huggingface=False)
+
+
+def test_paths_are_named_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("it's here").mkdir()
+    Path("it's here/ds_config.json").write_text('{"fp16": 1}', encoding="utf-8")
+    found = check_paths([Path("it's here/ds_config.json")], Settings())
+    assert {finding.where for finding in found} == {"it's here/ds_config.json:1:1", "it's here/ds_config.json:1:2"}
+
+
+@pytest.mark.parametrize("version", ["", "0.19.x", "new"])
+def test_a_version_is_numbers_and_dots(version: str) -> None:
+    with pytest.raises(ConfigError, match="DeepSpeed version"):
+        Settings(version)
+
+
+def test_a_world_has_a_rank() -> None:
+    with pytest.raises(ConfigError, match="world_size is 0"):
+        Settings(world_size=0)
+
+
+def test_the_rules_import_little_and_nothing_heavy() -> None:
+    code = (
+        "import sys, dslaunch.rules;"
+        "heavy = {'torch', 'deepspeed', 'hydra', 'omegaconf', 'pydantic', 'yaml', 'jinja2'};"
+        "print(sorted(heavy & set(sys.modules)), 'dslaunch.rules.keys' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
+
+
+def test_the_whole_catalogue_takes_milliseconds() -> None:
+    files, settings = read_fileset(BAD), Settings(world_size=8)
+    check(None, files, settings)
+    started = time.process_time()
+    for _ in range(20):
+        check(None, files, settings)
+    assert (time.process_time() - started) / 20 < 0.02
