@@ -1,0 +1,55 @@
+"""The plan and the prediction: plain dataclasses, and their JSON.
+
+`Plan` holds decisions (what a review is about), `Prediction` what the ledgers say of them. Both are frozen,
+free of clocks and paths of this machine, and serialise to the same bytes everywhere. The runtime reads
+plan.json through this package, so it imports nothing of dslaunch but the errors.
+"""
+
+from __future__ import annotations
+
+from dslaunch.planfile.plan import (
+    PLAN_SCHEMA,
+    ClusterPlan,
+    ComponentPlan,
+    EnginePlan,
+    FilesPlan,
+    LauncherPlan,
+    Plan,
+    ProgramPlan,
+    StagePlan,
+    TrainingPlan,
+)
+from dslaunch.planfile.prediction import (
+    PREDICTION_SCHEMA,
+    Candidate,
+    Finding,
+    MemoryGib,
+    Prediction,
+    StagePrediction,
+    WorstRank,
+)
+from dslaunch.planfile.text import joined, plan_from_json, prediction_from_json, to_json
+
+__all__ = [
+    "PLAN_SCHEMA",
+    "PREDICTION_SCHEMA",
+    "Candidate",
+    "ClusterPlan",
+    "ComponentPlan",
+    "EnginePlan",
+    "FilesPlan",
+    "Finding",
+    "LauncherPlan",
+    "MemoryGib",
+    "Plan",
+    "Prediction",
+    "ProgramPlan",
+    "StagePlan",
+    "StagePrediction",
+    "TrainingPlan",
+    "WorstRank",
+    "joined",
+    "plan_from_json",
+    "prediction_from_json",
+    "to_json",
+]

@@ -1,0 +1,188 @@
+"""The decisions of a plan: what plan.json holds and a review is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+PLAN_SCHEMA = "dslaunch.plan/1"
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One pipeline stage of one component."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    """Global ranks that hold this stage."""
+    layers: int
+    params_on_rank: int
+    """Parameters that one rank of the stage computes with: after TP and PP, before ZeRO."""
+    trainable_on_rank: int
+    """Of those, the ones that get a gradient."""
+
+
+@dataclass(frozen=True)
+class ComponentPlan:
+    """The layout of one component. micro_batch * num_microbatches * dp = global_batch."""
+
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    ep: int
+    dp: int
+    zero: int
+    """ZeRO stage 0-3; FSDP2 counts as 3, DDP as 0."""
+    offload: str
+    """none | cpu (optimizer states) | cpu_params (ZeRO-3: parameters as well)"""
+    recompute: str
+    """none | selective | full"""
+    micro_batch: int
+    num_microbatches: int
+    rank_offset: int
+    params: int
+    """Parameters of the whole component."""
+    trainable: int
+    lr: float
+    weight_decay: float
+    layers_per_stage: tuple[int, ...]
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that the component's grid spans."""
+        return self.tp * self.pp * self.cp * self.dp
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The hardware as planned for."""
+
+    gpu: str
+    """The GPU's full name, such as A100-SXM4-80GB, or CPU."""
+    accelerator: str
+    """cuda | cpu"""
+    nodes: int
+    gpus_per_node: int
+    local: bool
+    """This machine: launched without hostfile or scheduler."""
+    hosts: tuple[str, ...] = ()
+    """Host names, in rank order, where the configuration names them."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What decides convergence, and the schedule."""
+
+    global_batch: int
+    """Samples per optimizer step."""
+    seq_len: int
+    """Tokens per sample as the trunk (the LLM) sees them."""
+    precision: str
+    """bf16 | fp16 | fp32"""
+    grad_accum_dtype: str
+    """bf16 | fp16 | fp32"""
+    steps: int
+    """Optimizer steps."""
+    seed: int
+    clip: float
+    """Global gradient norm above which gradients are scaled down; 0 is off."""
+    schedule: str
+    """1f1b | gpipe | interleaved"""
+    overlap_comm: bool
+    sequence_parallel: bool
+    optimizer: str
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    warmup_steps: int
+    lr_schedule: str
+    """constant | linear | cosine"""
+    min_lr: float
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Who executes the plan."""
+
+    name: str
+    version: str
+    """The framework version that the files are rendered for."""
+    sharding: str
+    """zero | ddp | fsdp2"""
+    path: str = ""
+    """A checkout of Megatron, for the engines that run its script."""
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """What runs on every rank."""
+
+    script: str = ""
+    """A Python file, as the user gave it; empty where a module runs."""
+    module: str = ""
+    """A Python module, run as `python -m`."""
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LauncherPlan:
+    """Who starts the ranks."""
+
+    name: str
+    """auto | local | torchrun | ssh | slurm; auto is resolved at launch."""
+    python: str
+    """Interpreter of the training environment, as the user gave it; empty where it was left open."""
+    hostfile: str
+    """The user's hostfile; empty where one is rendered."""
+    master_port: int
+    """0: chosen at launch."""
+    confirm_above: int
+    """On a terminal, launches on more GPUs than this ask first."""
+    timeout_minutes: float
+    """Limit of a collective."""
+    pass_env: tuple[str, ...]
+    """Environment variables handed over by name; their values are in no file."""
+
+
+@dataclass(frozen=True)
+class FilesPlan:
+    """What the program reads and writes; each as the user gave it."""
+
+    data_path: str = ""
+    tokenizer: str = ""
+    weights: str = ""
+    checkpoint_dir: str = ""
+    """Empty: the folder `checkpoints` in the run folder."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 saves one at the end only."""
+    checkpoint_load: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions. Written as plan.json."""
+
+    name: str
+    recipe: str
+    strategy: str
+    world_size: int
+    global_batch: int
+    cluster: ClusterPlan
+    training: TrainingPlan
+    engine: EnginePlan
+    engines: tuple[str, ...]
+    """Every engine that can execute this plan, the chosen one first."""
+    program: ProgramPlan
+    launcher: LauncherPlan
+    files: FilesPlan
+    components: dict[str, ComponentPlan]
+    env_names: tuple[str, ...]
+    """Environment variables that the rendered files set."""
+    model: dict[str, Any]
+    """The model's configuration as validated: what the program builds from."""
+    accepted: tuple[str, ...] = ()
+    """Rules that the user waived."""
+    schema: str = PLAN_SCHEMA
