@@ -93,7 +93,9 @@ def _vocab(flags: Flags, tp: int) -> int:
             f"{flags.where}: the vocabulary is the tokenizer's and stands in no flag. Add it, such as: "
             "model.components.llm.vocab=32000 (rows of the table, padding included)"
         )
-    return -(-entries // multiple) * multiple
+    rows = -(-entries // multiple) * multiple
+    flags.note("--vocab-size", f"{entries} entries, padded to {rows} rows (a multiple of {multiple})")
+    return rows
 
 
 def _experts(flags: Flags) -> Keys:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dslaunch.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+|local\s+|declare\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
+_REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
 _SBATCH = re.compile(r"^#SBATCH\s+(--[\w-]+|-N)[=\s]+(\S+)", re.MULTILINE)
 _OPERATORS = {"&", "&&", "|", "||", ";", ">", ">>", "2>&1", "&>", "2>", "done", "fi"}
 
@@ -121,7 +121,8 @@ def _filled(text: str, variables: dict[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         known = variables.get(name)
-        return known if known is not None else match[3] if match[3] is not None else match[0]
+        default = match[3].strip("\"'") if match[3] is not None else match[0]
+        return default if known is None else known
 
     for _ in range(5):
         filled = _REFERENCE.sub(value, text)

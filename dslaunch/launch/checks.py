@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError
 from dslaunch.launch.request import LaunchRequest
+from dslaunch.planfile import Plan
 
 _MEGATRON = ("megatron", "megatron_deepspeed")
 
@@ -37,6 +38,8 @@ def check_machine(request: LaunchRequest, launcher: str) -> None:
     Raises:
         ConfigError: the first fault found.
     """
+    if launcher:
+        _check_executed(request.plan)
     _check_environment(request)
     if launcher in ("local", "torchrun"):
         _check_python(request)
@@ -69,6 +72,15 @@ def _check_script(path: Path, typed: str) -> None:
         raise ConfigError(f"script: {typed}: {found} ({path}). Give the path of a Python file")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"script: {typed}: you may not read it ({path}). Change its permissions")
+
+
+def _check_executed(plan: Plan) -> None:
+    if plan.engine.name == "native" and plan.program.module == "dslaunch.runtime":
+        raise ConfigError(
+            "engine.name: native: dslaunch.runtime does not execute a layout per component yet, and the job would "
+            "stop at its start. Render it for review, launch a program of yours with script=FILE, or take one "
+            "layout for the whole model, such as strategy=zero3"
+        )
 
 
 def _check_environment(request: LaunchRequest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslaunch.engines.base import Engine
+from dslaunch.plan.decisions import RUNTIME
 from dslaunch.plan.evaluate import Evaluated
 from dslaunch.planfile import Finding
 from dslaunch.schema.config import RunConfig
@@ -94,6 +95,7 @@ def _choices(config: RunConfig, engine: Engine, found: Evaluated) -> list[Findin
         *_selective_recompute(found),
         *_long_sequence(config),
         *_no_program(config, engine),
+        *_not_executed_yet(config, engine),
         *_few_microbatches(found),
     ]
 
@@ -179,6 +181,20 @@ def _no_program(config: RunConfig, engine: Engine) -> list[Finding]:
             message=f"no program: {engine.name} runs a script of yours, and none is named",
             where="script",
             fix="script=train.py -- --its --own args",
+        )
+    ]
+
+
+def _not_executed_yet(config: RunConfig, engine: Engine) -> list[Finding]:
+    if engine.name != "native" or config.script or config.module not in ("", RUNTIME):
+        return []
+    return [
+        Finding(
+            rule="runtime.native",
+            severity="info",
+            message="dslaunch.runtime does not execute a layout per component yet: this plan is rendered, not launched",
+            where="engine.name",
+            fix="script=FILE launches a program of yours; strategy=zero3 is one layout for the whole model",
         )
     ]
 

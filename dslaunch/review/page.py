@@ -27,6 +27,7 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
     for table in (_layout(plan), _memory(plan, prediction)):
         console.print()
         console.print(table)
+    console.print()
     console.print(_peak(prediction), soft_wrap=True)
     console.print()
     console.print(_time(plan, prediction), soft_wrap=True)
@@ -35,40 +36,43 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="left" if column in ("component", "layout", "verdict") else "right")
     return table
 
 
 def _layout(plan: Plan) -> Table:
-    table = _table("Layout: micro-batch x micro-batches x dp = global batch",
-                   "component", "parameters", "tp", "pp", "dp", "ZeRO", "ranks", "recompute", "batch")  # fmt: skip
+    table = _table(
+        f"Layout: {plan.global_batch} samples a step = micro-batch x micro-batches x dp",
+        "component", "params", "tp", "pp", "dp", "ZeRO", "ranks", "recompute", "batch",
+    )  # fmt: skip
     for name, c in plan.components.items():
         trains = "" if c.trainable else " frozen"
         degrees = "".join(f" {k} {v}" for k, v in (("vpp", c.vpp), ("cp", c.cp), ("ep", c.ep)) if v > 1)
         offload = "" if c.offload == "none" else f" +{c.offload}"
         table.add_row(
-            name, f"{c.params:,}{trains}", str(c.tp), f"{c.pp}{degrees}", str(c.dp), f"{c.zero}{offload}",
+            name, f"{_count(c.params)}{trains}", str(c.tp), f"{c.pp}{degrees}", str(c.dp), f"{c.zero}{offload}",
             f"{c.rank_offset}-{c.rank_offset + c.ranks - 1}", c.recompute,
-            f"{c.micro_batch} x {c.num_microbatches} x {c.dp} = {plan.global_batch}",
+            f"{c.micro_batch} x {c.num_microbatches} x {c.dp}",
         )  # fmt: skip
     return table
 
 
 def _memory(plan: Plan, prediction: Prediction) -> Table:
     terms = ("weights", "gradients", "optimizer", "activations", "boundary", "logits", "buffers", "total")
-    short = ("weights", "grads", "optim", "activ", "bound", "logits", "buffers", "total")
+    short = ("weight", "grad", "optim", "activ", "bound", "logits", "buffer", "total")
     largest = max(stage.memory_gib.total for stages in prediction.components.values() for stage in stages)
     unit, scale = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
     where = "GPU" if plan.cluster.accelerator == "cuda" else "process"
-    table = _table(f"Memory, {unit} on one {where}", "component", "stage", "params", *short)
+    table = _table(f"Memory, {unit} on one {where}", "component", "params", *short)
     for name, stages in prediction.components.items():
         for decided, predicted in zip(plan.components[name].stages, stages, strict=True):
             row = vars(predicted.memory_gib)
             scaled = [row[term] * scale for term in terms]
             figures = [f"{figure:.1f}" if figure >= 0.05 else "." for figure in scaled]
-            table.add_row(name, str(decided.stage), _count(decided.params_on_rank), *figures)
+            label = name if len(stages) == 1 else f"{name} stage {decided.stage}"
+            table.add_row(label, _count(decided.params_on_rank), *figures)
     return table
 
 

@@ -69,6 +69,12 @@ def program_missing(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
     yield from _repeated("program.missing", files)
 
 
+@rule("runtime.native", severity="info", raised_by="nobody", evidence=_OURS)
+def runtime_native(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """dslaunch.runtime does not execute a layout per component yet."""
+    yield from _repeated("runtime.native", files)
+
+
 @rule("pipeline.bubble", severity="slow", raised_by="nobody", evidence=_OURS)
 def pipeline_bubble(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Few micro-batches in many stages leave the pipeline idle."""

@@ -45,6 +45,11 @@ def _check_layouts(plan: Plan) -> None:
                 f"components.{name}: its layout is {in_words(layout)}, that of {first} is {in_words(base)}. "
                 f"{_EXECUTES}."
             )
+    if plan.engine.name == "native":
+        raise ConfigError(
+            "engine.name: found native, which gives each component an engine of its own; "
+            f"{_EXECUTES}. engine=deepspeed executes this plan."
+        )
 
 
 def _comparable(layout: ComponentPlan) -> tuple[object, ...]:

@@ -57,6 +57,7 @@ class Training(Part):
     def _warmup_ends(self) -> Training:
         if self.optimizer.warmup_steps > self.steps:
             raise ValueError(
-                f"optimizer.warmup_steps {self.optimizer.warmup_steps} is more than steps {self.steps}"
+                f"optimizer.warmup_steps {self.optimizer.warmup_steps} is more than steps {self.steps}; "
+                f"set training.optimizer.warmup_steps to {self.steps} or less"
             )
         return self

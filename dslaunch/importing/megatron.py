@@ -1,0 +1,154 @@
+"""`dslaunch import megatron`: a model file and a recipe from a script or argument line of Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dslaunch.engines.catalogue import Argument, megatron_arguments, megatron_versions
+from dslaunch.errors import ConfigError
+from dslaunch.files.fileset import read_paths
+from dslaunch.importing.imported import Imported, checked_name
+from dslaunch.importing.megatron_flags import Flags, as_values
+from dslaunch.importing.megatron_model import take_decoder
+from dslaunch.importing.megatron_training import take_data, take_layout, take_training
+from dslaunch.importing.megatron_words import CommandLine, command_line
+from dslaunch.importing.recipe import Recipe, begun
+from dslaunch.importing.writing import yaml_text
+from dslaunch.render.extra import merge_megatron
+
+_COMPONENT = "llm"
+_MODEL_KEYS = f"model.components.{_COMPONENT}."
+_NEEDLESS = {
+    "--use-mcore-models": "on in every Megatron that dslaunch renders for",
+    "--use-flash-attn": "the default implementation chooses it",
+    "--local-rank": "torchrun sets it",
+}
+_MEGATRON_DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--zero-stage", "--deepspeed-activation-checkpointing")
+_DEFAULTS_KEPT = {"--attention-dropout": 0.1, "--hidden-dropout": 0.1}
+"""Megatron's own where the flag is absent; dslaunch would write 0."""
+
+
+def import_megatron(path: str, words: Sequence[str] = (), name: str = "") -> Imported:
+    """A model file and a recipe.
+
+    Args:
+        path: a shell script that starts Megatron-LM or Megatron-DeepSpeed, or a file of its arguments.
+        words: what the script cannot say, as KEY=VALUE: cluster, data.path, ...; model.components.llm.KEY
+            goes into the model file.
+        name: of model and recipe; made from the file's where it is empty.
+
+    Raises:
+        ConfigError: no such command in the file, or a size that its flags do not say.
+    """
+    (file,) = read_paths([Path(path)]).files
+    line = command_line(file.text, path)
+    flags = Flags(line.arguments, path)
+    name = checked_name(name, Path(path).stem)
+    own = {w.removeprefix(_MODEL_KEYS): w for w in words if w.startswith(_MODEL_KEYS)}
+    recipe = begun(name, f"imported from {Path(path).name}", [w for w in words if w not in own.values()])
+    original = as_values(flags.given)
+    files = {} if "model" in recipe.groups else {f"conf/model/{name}.yaml": _model(flags, own, name, path)}
+    recipe.groups.setdefault("model", name)
+    _cluster(recipe, line, path)
+    _engine(recipe, flags)
+    take_layout(recipe, flags, _COMPONENT)
+    take_training(recipe, flags)
+    take_data(recipe, flags)
+    _extra(recipe, flags)
+    notes = tuple(flags.notes)
+    text = recipe.text(notes, [f"Imported from {Path(path).name}, which starts {line.script or 'Megatron'}."])
+    return Imported(name, {**files, f"recipes/{name}.yaml": text}, notes, (f"recipe={name}",), original)
+
+
+def _model(flags: Flags, words: dict[str, str], name: str, path: str) -> str:
+    given = {key: yaml.safe_load(word.partition("=")[2]) for key, word in words.items()}
+    tp = int(flags.given.get("--tensor-model-parallel-size", ("1",))[0])
+    component = take_decoder(flags, tp, given)
+    model: dict[str, Any] = {"name": name, "source": Path(path).name, "components": {_COMPONENT: component}}
+    return yaml_text(model, [f"Imported from the arguments in {Path(path).name}."])
+
+
+def _cluster(recipe: Recipe, line: CommandLine, path: str) -> None:
+    """`cluster=A100` takes its size from torchrun's, deepspeed's or sbatch's options; a sized one stays."""
+    nodes = _option(line, "--nnodes", "--num_nodes") or _sbatch(line, "--nodes", "-N")
+    per_node = _option(line, "--nproc_per_node", "--num_gpus") or _sbatch(
+        line, "--gpus-per-node", "--ntasks-per-node", "--gres"
+    )
+    choice = recipe.groups.get("cluster", "")
+    if choice and recipe.gpus is None and nodes and per_node:
+        recipe.groups["cluster"] = f"{nodes}x{per_node}x{choice}"
+    elif not choice:
+        size = f"{nodes}x{per_node}x" if nodes and per_node else "NUMBERx"
+        raise ConfigError(
+            f"{path}: does not say which GPU. Add cluster=TYPE, such as cluster=A100 ({size}A100)"
+            if nodes and per_node
+            else f"{path}: does not say which GPUs, and how many. Add cluster=8xA100 or the like"
+        )
+
+
+def _option(line: CommandLine, *names: str) -> int | None:
+    """A whole number among the launcher's options, written with = or a blank, - or _."""
+    words = [word.replace("-", "_").lstrip("_") for word in line.launcher]
+    wanted = {name.replace("-", "_").lstrip("_") for name in names}
+    for at, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if key in wanted:
+            value = value if equals else (words[at + 1] if at + 1 < len(words) else "")
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def _sbatch(line: CommandLine, *names: str) -> int | None:
+    for name, value in line.sbatch:
+        last = value.rpartition(":")[2]
+        if name in names and last.isdigit():
+            return int(last)
+    return None
+
+
+def _engine(recipe: Recipe, flags: Flags) -> None:
+    recipe.groups.setdefault("engine", "megatron")
+    recipe.groups.setdefault("strategy", "layouts")
+    for flag in _MEGATRON_DEEPSPEED:
+        if flag in flags.left:
+            flags.left.pop(flag)
+            flags.note(flag, "Megatron-DeepSpeed's; the recipe is for Megatron-LM (engine=megatron_deepspeed: the other)")
+    for flag, reason in _NEEDLESS.items():
+        if flags.left.pop(flag, None) is not None:
+            flags.note(flag, reason)
+
+
+def _extra(recipe: Recipe, flags: Flags) -> None:
+    """What is left goes to engine.extra where the renderer takes it; the rest is told with the renderer's reason."""
+    version = str(recipe.get("engine.version") or megatron_versions()[-1])
+    known = megatron_arguments(version)
+    kept: dict[str, Any] = {f.removeprefix("--"): v for f, v in _DEFAULTS_KEPT.items() if f not in flags.left}
+    for flag, values in flags.left.items():
+        key = flag.removeprefix("--")
+        if any("$" in value for value in values):
+            flags.note(flag, f"{' '.join(values)}: nothing in the script sets it; give engine.extra.{key}")
+            continue
+        try:
+            value = _typed(values, known.get(flag))
+            merge_megatron({}, {key: value}, version)
+        except (ConfigError, ValueError) as error:
+            reason = str(error).partition(": ")[2].partition(" Write a flag without")[0]
+            flags.note(flag, reason or str(error))
+            continue
+        kept[key] = value
+    recipe.tree.setdefault("engine", {}).setdefault("extra", {}).update(
+        {key: value for key, value in kept.items() if key not in recipe.get("engine.extra")}
+    )
+
+
+def _typed(values: tuple[str, ...], argument: Argument | None) -> Any:
+    """Text of an argument line as what engine.extra takes."""
+    convert: Any = {"int": int, "float": float}.get(argument.type if argument else "", str)
+    if not values:
+        return True
+    typed = [convert(value) for value in values]
+    return typed[0] if len(typed) == 1 else typed

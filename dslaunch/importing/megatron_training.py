@@ -1,0 +1,170 @@
+"""Layout, training and files from Megatron's flags.
+
+Defaults of flags that are absent: megatron/training/arguments.py of NVIDIA/Megatron-LM at core_v0.16.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslaunch.errors import ConfigError
+from dslaunch.importing.megatron_flags import Flags
+from dslaunch.importing.recipe import Recipe
+
+_STYLES = ("constant", "linear", "cosine")
+
+
+def take_layout(recipe: Recipe, flags: Flags, component: str) -> None:
+    """The component's layout, under the number of GPUs where the cluster's name tells it."""
+    tp = flags.number("--tensor-model-parallel-size") or 1
+    pp = flags.number("--pipeline-model-parallel-size") or 1
+    layout: dict[str, Any] = {"tp": tp, "pp": pp, "zero": 1 if flags.on("--use-distributed-optimizer") else 0}
+    layers = int(flags.given.get("--num-layers", ("0",))[0])
+    if vpp := _virtual_stages(flags, layers, pp):
+        layout["vpp"] = vpp
+        recipe.put("training.schedule", "interleaved")
+    for flag, key in (("--context-parallel-size", "cp"), ("--expert-model-parallel-size", "ep")):
+        degree = flags.number(flag)
+        if degree and degree > 1:
+            layout[key] = degree
+    layout["recompute"] = _recompute(flags)
+    if stages := _uneven_stages(flags, layers, pp):
+        layout["layers_per_stage"] = stages
+    recipe.put("training.sequence_parallel", flags.on("--sequence-parallel") or tp == 1)
+    if recipe.gpus:
+        recipe.tree["layouts"] = {recipe.gpus: {component: layout}}
+        return
+    for key, value in layout.items():
+        recipe.put(f"strategy.{component}.{key}", value)
+
+
+def _virtual_stages(flags: Flags, layers: int, pp: int) -> int | None:
+    vpp = flags.number("--num-virtual-stages-per-pipeline-rank")
+    per_part = flags.number("--num-layers-per-virtual-pipeline-stage")
+    if per_part:
+        vpp = layers // pp // per_part
+    return vpp if vpp and vpp > 1 else None
+
+
+def _recompute(flags: Flags) -> str:
+    granularity, selective = flags.text("--recompute-granularity"), flags.on("--recompute-activations")
+    if granularity == "full":
+        method, layers = flags.text("--recompute-method"), flags.number("--recompute-num-layers")
+        if method == "block" or (layers or 1) != 1:
+            flags.note(
+                "--recompute-method", f"{method}, {layers} layers: every layer is recomputed by itself (uniform, 1)"
+            )
+        return "full"
+    return "selective" if granularity or selective else "none"
+
+
+def _uneven_stages(flags: Flags, layers: int, pp: int) -> list[int] | None:
+    first = flags.number("--decoder-first-pipeline-num-layers")
+    last = flags.number("--decoder-last-pipeline-num-layers")
+    if first is None and last is None:
+        return None
+    between = pp - (first is not None) - (last is not None)
+    rest = layers - (first or 0) - (last or 0)
+    if between < 1 or rest % between:
+        raise ConfigError(f"{flags.where}: {rest} layers do not fill the {between} stages in between equally.")
+    middle = rest // between
+    inner = [middle] * (pp - 2)
+    return [first if first is not None else middle, *inner, last if last is not None else middle]
+
+
+def take_training(recipe: Recipe, flags: Flags) -> None:
+    """Batch, precision, optimizer and schedule."""
+    _batch(recipe, flags)
+    _precision(recipe, flags)
+    recipe.put("training.clip", flags.real("--clip-grad") if "--clip-grad" in flags.left else 1.0)
+    recipe.put("training.seed", flags.number("--seed") or 1234)
+    overlap = flags.on("--overlap-grad-reduce")
+    if flags.on("--overlap-param-gather") and not overlap:
+        flags.note("--overlap-param-gather", "needs --overlap-grad-reduce; training.overlap_comm sets both")
+    recipe.put("training.overlap_comm", overlap)
+    _optimizer(recipe, flags)
+
+
+def _batch(recipe: Recipe, flags: Flags) -> None:
+    micro, total = flags.number("--micro-batch-size"), flags.number("--global-batch-size")
+    recipe.put("training.micro_batch", micro or 1)
+    if total is None:
+        (layout,) = next(iter((recipe.get("layouts") or {0: {"": {}}}).values())).values()
+        cut = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
+        if recipe.gpus is None:
+            raise ConfigError(f"{flags.where}: --global-batch-size is missing. Add training.global_batch=128.")
+        total = (micro or 1) * recipe.gpus // cut
+    recipe.put("training.global_batch", total)
+    if (seq_len := flags.number("--seq-length")) is not None:
+        recipe.put("training.seq_len", seq_len)
+    steps, samples = flags.number("--train-iters"), flags.number("--train-samples")
+    if steps is None and samples is not None:
+        steps = samples // recipe.get("training.global_batch")
+        flags.note("--train-samples", f"{samples} samples are {steps} steps of {total}; --train-iters is written")
+    if steps is not None:
+        recipe.put("training.steps", steps)
+
+
+def _precision(recipe: Recipe, flags: Flags) -> None:
+    bf16, fp16 = flags.on("--bf16"), flags.on("--fp16")
+    recipe.put("training.precision", "bf16" if bf16 else "fp16" if fp16 else "fp32")
+    in_bf16, in_fp32 = flags.on("--grad-reduce-in-bf16"), flags.on("--accumulate-allreduce-grads-in-fp32")
+    if in_bf16 or in_fp32 or bf16:
+        recipe.put("training.grad_accum_dtype", "bf16" if in_bf16 and not in_fp32 else "fp32")
+
+
+def _optimizer(recipe: Recipe, flags: Flags) -> None:
+    kind = flags.text("--optimizer")
+    if kind not in (None, "adam"):
+        flags.note("--optimizer", f"{kind}: dslaunch plans and writes adam")
+    if (lr := flags.real("--lr")) is not None:
+        recipe.put("training.optimizer.lr", lr)
+    recipe.put("training.optimizer.min_lr", flags.real("--min-lr") or 0.0)
+    recipe.put(
+        "training.optimizer.betas",
+        [flags.real("--adam-beta1") or 0.9, flags.real("--adam-beta2") or 0.999],
+    )
+    recipe.put("training.optimizer.eps", flags.real("--adam-eps") or 1e-8)
+    decay = flags.real("--weight-decay")
+    recipe.put("training.optimizer.weight_decay", 0.01 if decay is None else decay)
+    style = flags.text("--lr-decay-style") or "linear"
+    if style not in _STYLES:
+        flags.note("--lr-decay-style", f"{style}: known are {', '.join(_STYLES)}; cosine is written")
+        style = "cosine"
+    recipe.put("training.optimizer.schedule", style)
+    _warmup(recipe, flags)
+
+
+def _warmup(recipe: Recipe, flags: Flags) -> None:
+    steps = recipe.get("training.steps")
+    warmup, fraction = flags.number("--lr-warmup-iters"), flags.real("--lr-warmup-fraction")
+    samples = flags.number("--lr-warmup-samples")
+    if fraction is not None and steps:
+        warmup = round(fraction * steps)
+        flags.note("--lr-warmup-fraction", f"{fraction} of {steps} steps are {warmup}; --lr-warmup-iters is written")
+    elif samples:
+        warmup = samples // recipe.get("training.global_batch")
+        flags.note("--lr-warmup-samples", f"{samples} samples are {warmup} steps; --lr-warmup-iters is written")
+    recipe.put("training.optimizer.warmup_steps", warmup or 0)
+    decay, decay_samples = flags.number("--lr-decay-iters"), flags.number("--lr-decay-samples")
+    if decay is not None and decay != steps:
+        flags.note("--lr-decay-iters", f"{decay}: the schedule runs over training.steps ({steps})")
+    if decay_samples is not None:
+        flags.note("--lr-decay-samples", "the schedule runs over training.steps")
+
+
+def take_data(recipe: Recipe, flags: Flags) -> None:
+    """Data, tokenizer and checkpoints; what names a place of another machine is kept as it is."""
+    if (paths := flags.left.get("--data-path")) and not any("$" in path for path in paths):
+        flags.left.pop("--data-path")
+        recipe.put("data.path", " ".join(paths))
+    if tokenizer := flags.text("--tokenizer-model"):
+        recipe.put("data.tokenizer", tokenizer)
+        flags.left.pop("--tokenizer-type", None)
+    for flag, key in (("--save", "checkpoint.dir"), ("--load", "checkpoint.load")):
+        if place := flags.text(flag):
+            recipe.put(key, place)
+    if every := flags.number("--save-interval"):
+        recipe.put("checkpoint.every", every)
+    if minutes := flags.number("--distributed-timeout-minutes"):
+        recipe.put("launcher.timeout_minutes", float(minutes))
