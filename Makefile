@@ -18,6 +18,8 @@ PYTEST_ARGS ?=
 
 bin := .venv/bin
 pip := DS_BUILD_OPS=0 $(bin)/python -m pip --disable-pip-version-check install --quiet
+# Two at a time, a file's tests after one another: some files start a cluster, or trainings of two processes.
+pytest := $(bin)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: help demo test test-full lint wheel clean
 
@@ -52,10 +54,10 @@ demo: .venv/.runtime
 	@$(bin)/dslaunch recipe=vla_tiny cluster=local launcher.python=$(bin)/python
 
 test: lint
-	$(bin)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+	$(pytest) -m 'not slow' $(PYTEST_ARGS)
 
 test-full: lint
-	$(bin)/python -m pytest $(PYTEST_ARGS)
+	$(pytest) $(PYTEST_ARGS)
 
 lint: .venv/.test
 	$(bin)/ruff check .

@@ -23,7 +23,7 @@ VERBS = {
 }
 TAKES_VALUE = {
     "-o", "--output", "--config-dir", "--accept", "--fail-on", "--format", "--world-size", "--tp", "--pp",
-    "--deepspeed-version", "--name", "--kind",
+    "--deepspeed-version", "--component", "--name", "--kind",
 }  # fmt: skip
 TAKES_WORDS = {"launch", "check", "explain", "import", "init", "schema", "completion"}
 

@@ -119,6 +119,12 @@ def _accept(function: Verb) -> Verb:
     )(function)
 
 
+def _component(function: Verb) -> Verb:
+    return click.option(
+        "--component", default="", metavar="NAME", help="This component of the model alone, such as llm."
+    )(function)
+
+
 def _json(function: Verb) -> Verb:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
@@ -127,12 +133,14 @@ def _json(function: Verb) -> Verb:
 @_words
 @_site
 @_accept
+@_component
 @_json
 @click.pass_obj
 def plan(
-    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], as_json: bool
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
+    as_json: bool,
 ) -> int:
-    config, the_plan, prediction = planned(Request(words, config_dir, accept, obj.script_arguments))
+    config, the_plan, prediction = planned(Request(words, config_dir, accept, obj.script_arguments, component))
     if as_json:
         from dslaunch.planfile import joined, to_json
 
@@ -148,12 +156,14 @@ def plan(
 @_words
 @_site
 @_accept
+@_component
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 @click.pass_obj
 def render(
-    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], output: Path
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
+    output: Path,
 ) -> int:
-    _, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments))
+    _, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments, component))
     from dslaunch.run.rendering import write_rendering
 
     write_rendering(output, files)
@@ -167,13 +177,14 @@ def render(
 @_words
 @_site
 @_accept
+@_component
 @click.option("--dry-run", is_flag=True, help="Print the steps and the files; write and launch nothing.")
 @click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a large launch.")
 @click.pass_obj
 def launch(
     obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...],
-    dry_run: bool, wait: bool, yes: bool,
+    component: str, dry_run: bool, wait: bool, yes: bool,
 ) -> int:  # fmt: skip
     from dslaunch.launch import launch as start
     from dslaunch.launch import launch_folder
@@ -186,7 +197,7 @@ def launch(
             Path(folders[0]), Path(overrides.get("run.root", "runs")), launcher=overrides.get("launcher", ""),
             wait=wait, dry_run=dry_run, echo=click.echo, confirm=ask,
         )  # fmt: skip
-    config, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments))
+    config, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments, component))
     if dry_run:
         _show_files(files)
     return start(
@@ -198,6 +209,7 @@ def launch(
 @_words
 @_site
 @_accept
+@_component
 @_json
 @click.option("--fail-on", default="error", show_default=True, help="Exit with 6 at this severity or above.")
 @click.option("--world-size", type=click.IntRange(1), help="Ranks in all, for files written elsewhere.")
@@ -206,8 +218,8 @@ def launch(
 @click.option("--deepspeed-version", default="", help="Version of DeepSpeed that reads the files.")
 @click.pass_obj
 def check(
-    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], as_json: bool,
-    fail_on: str, **topology: Any,
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
+    as_json: bool, fail_on: str, **topology: Any,
 ) -> int:  # fmt: skip
     from dslaunch.rules.checking import fails, waive
     from dslaunch.rules.output import format_json, format_text
@@ -216,7 +228,7 @@ def check(
     if paths:
         findings = _check_paths(paths, topology)
     else:
-        findings = judged(Request(words, config_dir, accept, obj.script_arguments))
+        findings = judged(Request(words, config_dir, accept, obj.script_arguments, component))
     standing, _ = waive(findings, accept)
     click.echo(format_json(standing) if as_json else format_text(standing), nl=False)
     return 6 if fails(standing, fail_on) else 0

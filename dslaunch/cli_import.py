@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def import_verb(
 ) -> int:
     kind, source, overrides = _kind_and_source(words)
     made = _read(kind, source, overrides, obj.script_arguments, name)
-    files = _tried(made, site, accept) if made.overrides else {}
+    files = _tried(made, site, accept) if made.choices else {}
     _report(made, files)
     return _write(made, site, force)
 
@@ -58,7 +59,9 @@ def init_verb(
 
     scripts = [word for word in words if "=" not in word]
     if len(scripts) != 1:
-        raise ConfigError(f"init takes one script, found {listed(scripts) or 'none'}. Write: dslaunch init train.py")
+        raise ConfigError(
+            f"init takes one script, found {listed(scripts) or 'none'}. Write: dslaunch init train.py"
+        )
     overrides = [word for word in words if "=" in word]
     overrides += _asked(overrides) if sys.stdin.isatty() else []
     made = init(scripts[0], overrides, obj.script_arguments, name=name, kind=kind)
@@ -106,7 +109,7 @@ def _tried(made: Imported, site: Path | None, accept: tuple[str, ...]) -> dict[s
 
     with staged(site, made.files) as stage:
         try:
-            return rendered(Request(made.overrides, stage, accept, ()))[2]
+            return rendered(Request(made.planned_by, stage, accept, ()))[2]
         except DslaunchError as error:
             shown = str(error).replace(str(stage), str(site or "."))
             raise type(error)(f"{shown}\nThe recipe was not written.") from error
@@ -139,8 +142,8 @@ def _write(made: Imported, site: Path | None, force: bool) -> int:
     refuse_existing(site, list(made.files), force=force)
     for path in write_site(site, made.files):
         click.echo(path)
-    if made.overrides:
-        click.echo(f"Next: dslaunch plan {' '.join(made.overrides)} --config-dir {site}")
+    if made.choices:
+        click.echo(f"Next: dslaunch plan recipe={made.name} --config-dir {shlex.quote(str(site))}")
     return 0
 
 

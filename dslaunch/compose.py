@@ -71,7 +71,8 @@ def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> 
     """
     folder = _recipe_folder(recipe, site)
     hydra_overrides = [_hydra_override(text, site) for text in overrides]
-    searchpath = ",".join(_quoted(f"file://{path}") for path in data_dirs("conf", site))
+    folders = [*data_dirs("conf", site), *data_dirs("recipes", site)]  # a recipe may start from another
+    searchpath = ",".join(_quoted(f"file://{path}") for path in folders)
     Plugins.instance().register(SizedCluster)
     try:
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
@@ -114,7 +115,8 @@ class SizedCluster(ConfigSource):  # type: ignore[misc]
         match = _sized(config_path)
         assert match, config_path
         first, second = int(match["first"]), match["second"]
-        size = {"nodes": first, "gpus_per_node": int(second)} if second else {"gpus": first}
+        size: dict[str, int | None] = {"gpus": None, "nodes": None, "gpus_per_node": None}
+        size |= {"nodes": first, "gpus_per_node": int(second)} if second else {"gpus": first}
         config = OmegaConf.create({"defaults": [match["type"], "_self_"], **size})
         return ConfigResult(
             provider=self.provider,

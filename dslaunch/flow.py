@@ -25,6 +25,8 @@ class Request:
     accepted: tuple[str, ...]
     script_arguments: tuple[str, ...]
     """What follows --."""
+    component: str = ""
+    """The component that is planned alone; empty: the whole model."""
 
 
 def configured(request: Request) -> RunConfig:
@@ -46,6 +48,10 @@ def configured(request: Request) -> RunConfig:
     config = validate({**composed.tree, **given}, composed.locate)
     if request.script_arguments and not (config.script or config.module):
         raise ConfigError("arguments follow --, but no script is named: script=train.py -- ARGS")
+    if request.component:
+        from dslaunch.plan.component import alone
+
+        return alone(config, request.component)
     return config
 
 

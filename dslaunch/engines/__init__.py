@@ -1,10 +1,4 @@
-"""The engines by name, in the order in which `engine=auto` prefers them."""
+"""Who shards, and who executes a plan: one module an engine; `registry` has them by name.
 
-from __future__ import annotations
-
-from dslaunch.engines import deepspeed, megatron, megatron_deepspeed, native, torch
-from dslaunch.engines.base import Engine
-
-ENGINES: dict[str, Engine] = {
-    module.ENGINE.name: module.ENGINE for module in (deepspeed, torch, megatron, megatron_deepspeed, native)
-}
+Nothing is imported here, so that the rules read DeepSpeed's key table without the configuration's schema.
+"""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.engines.layout import Layout
 from dslaunch.errors import listed
+from dslaunch.schema.config import RunConfig
 
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of one element by precision."""
@@ -22,6 +23,8 @@ class StateCase:
     shard: int
     """Ranks over which states are sharded."""
     offload: str
+    gradient_views: bool = False
+    """Gradients are views of communication buckets (DDP)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class StateBytes:
     """In host memory."""
     step: float = 0.0
     """On the GPU during the optimizer step only."""
+    nvme: float = 0.0
+    """In files on the node's NVMe."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Engine:
 
     name: str
     versions: tuple[str, ...]
-    """Framework versions that files are rendered for, newest first."""
+    """Framework versions that files are rendered for: the default, then the others, newest first."""
     program: str
     """What runs, in words."""
     shardings: frozenset[str]
@@ -75,6 +80,8 @@ class Engine:
     overlaps_reduction: bool
     """Whether gradient reduction runs beside the backward pass where pp is 1."""
     source: str
+    limits: Callable[[RunConfig, Mapping[str, Layout]], list[str]] = lambda config, layouts: []
+    """(configuration, layouts by component) -> what no other field says against them, a sentence each."""
 
 
 def refusals(

@@ -1,8 +1,10 @@
-"""DeepSpeed with a script of the user's: ZeRO 0-3 over all ranks, one strategy for the whole model."""
+"""DeepSpeed with a script of the user's: ZeRO 0-3, AutoTP or Ulysses; one strategy for the whole model."""
 
 from __future__ import annotations
 
 from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
+from dslaunch.engines.deepspeed_keys import table
+from dslaunch.engines.deepspeed_modes import limits
 
 
 def grad_accum(precision: str, accumulates: bool) -> str:
@@ -22,8 +24,9 @@ def states(case: StateCase) -> StateBytes:
     gradients are accumulated in fp32, stage 1 takes BF16_Optimizer, which keeps a whole fp32 buffer beside
     the bf16 gradients (8 + 12/N); stages 2 and 3 keep the reduced shard in fp32. In fp32 there is no other
     master than the weights, but ZeRO still keeps its own flat copy. With offload, master weights, moments
-    and the fp32 gradients of the shard (16/N) are in host memory. Sources: arXiv:1910.02054 section 3;
-    deepspeed/runtime/{engine,bf16_optimizer}.py and runtime/zero/stage_1_and_2.py, 0.19.8.
+    and the fp32 gradients of the shard (16/N) are in host memory, or in files on NVMe. Sources:
+    arXiv:1910.02054 section 3; arXiv:2104.07857 section 3; deepspeed/runtime/{engine,bf16_optimizer}.py and
+    runtime/zero/stage_1_and_2.py, 0.19.8.
     """
     n, width = case.shard, WIDTH[case.precision]
     accum = WIDTH[case.grad_accum_dtype]
@@ -40,22 +43,25 @@ def states(case: StateCase) -> StateBytes:
         step = 4.0 / n if case.zero and accum < 4 else 0.0
         return StateBytes(weights, gradients, optimizer, step=step)
     gpu_gradients = 0.0 if case.zero >= 2 else gradients
-    host = 16.0 / n + (weights if case.offload == "cpu_params" else 0.0)
-    return StateBytes(0.0 if case.offload == "cpu_params" else weights, gpu_gradients, 0.0, host=host)
+    away = 16.0 / n + (weights if case.offload.endswith("_params") else 0.0)
+    on_gpu = 0.0 if case.offload.endswith("_params") else weights
+    if case.offload.startswith("nvme"):
+        return StateBytes(on_gpu, gpu_gradients, 0.0, nvme=away)
+    return StateBytes(on_gpu, gpu_gradients, 0.0, host=away)
 
 
 ENGINE = Engine(
     name="deepspeed",
-    versions=("0.19.8",),
+    versions=tuple(reversed(table().versions)),
     program="the user's script under deepspeed or torchrun",
     shardings=frozenset({"zero"}),
     deepspeed=True,
     per_component=False,
     single_decoder=False,
-    degrees=frozenset(),
+    degrees=frozenset({"tp", "cp"}),
     zero=frozenset({0, 1, 2, 3}),
     zero_with_pipeline=frozenset({0, 1}),
-    offload=frozenset({"none", "cpu", "cpu_params"}),
+    offload=frozenset({"none", "cpu", "cpu_params", "nvme", "nvme_params"}),
     precisions=frozenset({"bf16", "fp16", "fp32"}),
     schedules=frozenset({"1f1b"}),
     sequence_parallel=False,
@@ -66,4 +72,5 @@ ENGINE = Engine(
     reduces_every_microbatch=frozenset({2, 3}),
     overlaps_reduction=True,
     source="deepspeed/runtime/pipe/engine.py, 0.19.8: ZeRO-2 and ZeRO-3 are incompatible with pipelines",
+    limits=limits,
 )

@@ -22,6 +22,8 @@ class Layout:
     num_microbatches: int
     rank_offset: int
     layers_per_stage: tuple[int, ...]
+    shard_size: int | None = None
+    """Ranks that share one copy of the states, where it is fewer than all replicas (HSDP)."""
 
     @property
     def ranks(self) -> int:
@@ -30,8 +32,8 @@ class Layout:
 
     @property
     def shard(self) -> int:
-        """Ranks over which ZeRO shards: data- and context-parallel ones together."""
-        return self.dp * self.cp
+        """Ranks over which states are sharded: data- and context-parallel ones together, or fewer."""
+        return self.shard_size or self.dp * self.cp
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Global ranks of one pipeline stage."""

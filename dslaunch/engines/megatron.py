@@ -1,8 +1,25 @@
-"""Megatron-LM's pretrain script: tensor, pipeline, interleaved and context parallelism, distributed optimizer."""
+"""Megatron-LM's pretrain script: tensor, pipeline, interleaved, context and expert parallelism."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dslaunch.engines.base import Engine, StateBytes, StateCase
+from dslaunch.engines.layout import Layout
+from dslaunch.engines.megatron_catalogue import megatron_versions
+from dslaunch.errors import listed
+from dslaunch.schema.config import RunConfig
+
+DEFAULT = "0.16.0"
+"""The newest version whose core is checked by running it, not by its catalogue of arguments alone."""
+KV_REPLICAS_SINCE = "0.16.0"
+"""Key/value heads may be fewer than tp from here on (megatron/core/transformer/transformer_config.py)."""
+
+
+def at_least(version: str, since: str) -> bool:
+    """Whether `version` is `since` or newer."""
+    order = megatron_versions()
+    return order.index(version) >= order.index(since)
 
 
 def states(case: StateCase) -> StateBytes:
@@ -16,26 +33,54 @@ def states(case: StateCase) -> StateBytes:
     return StateBytes(2.0, 4.0 if case.grad_accum_dtype == "fp32" else 2.0, 12.0 / n)
 
 
+def trains(config: RunConfig, allowed: tuple[str, ...]) -> list[str]:
+    """Megatron's scripts have no flags for adapters and single layers."""
+    return [
+        f"model.components.{name}.train is {component.train}; Megatron's script has flags for {listed(allowed)}"
+        for name, component in config.model.components.items()
+        if component.train not in allowed
+    ]
+
+
+def shared_out(layouts: Mapping[str, Layout]) -> list[str]:
+    """Experts are shared out among the ranks that hold the same dense weights: dp x cp of them.
+
+    Source: megatron/core/parallel_state.py, initialize_model_parallel: world = etp * ep * expert dp * pp.
+    """
+    return [
+        f"strategy.{name}.ep is {layout.ep}: Megatron shares experts out among dp {layout.dp} x cp {layout.cp} = "
+        f"{layout.shard} ranks, and {layout.shard} / {layout.ep} = {layout.shard / layout.ep:.4g} is not whole"
+        for name, layout in layouts.items()
+        if layout.shard % layout.ep
+    ]
+
+
+def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """What no degree says: experts, and what trains."""
+    return [*trains(config, ("all",)), *shared_out(layouts)]
+
+
 ENGINE = Engine(
     name="megatron",
-    versions=("0.16.0",),
+    versions=(DEFAULT, *(version for version in reversed(megatron_versions()) if version != DEFAULT)),
     program="Megatron-LM's pretrain_gpt.py (engine.path)",
     shardings=frozenset({"zero"}),
     deepspeed=False,
     per_component=False,
     single_decoder=True,
-    degrees=frozenset({"tp", "pp", "vpp", "cp"}),
+    degrees=frozenset({"tp", "pp", "vpp", "cp", "ep"}),
     zero=frozenset({0, 1}),
     zero_with_pipeline=frozenset({0, 1}),
     offload=frozenset({"none"}),
     precisions=frozenset({"bf16", "fp16", "fp32"}),
     schedules=frozenset({"1f1b", "interleaved"}),
     sequence_parallel=True,
-    even_stages=True,
+    even_stages=False,
     grad_accum=lambda precision, accumulates: "fp32",
     grad_accum_choices=lambda precision, zero: frozenset({"fp32", precision}),
     states=states,
     reduces_every_microbatch=frozenset(),
     overlaps_reduction=True,
     source="megatron/training/arguments.py, core 0.16: the distributed optimizer shards as ZeRO-1 does",
+    limits=limits,
 )

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from dslaunch.engines import deepspeed
+from dslaunch.engines import deepspeed, megatron
+from dslaunch.engines.layout import Layout
+from dslaunch.schema.config import RunConfig
+
+
+def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """All of the model trains. Its pipeline counts layers and cuts them evenly; no flag says otherwise.
+
+    Source: deepspeedai/Megatron-DeepSpeed:megatron/model/gpt_model.py (partition_method type:transformer).
+    """
+    uneven = [
+        f"strategy.{name}.layers_per_stage is {list(layout.layers_per_stage)}; megatron_deepspeed cuts the layers "
+        "evenly, and no flag says otherwise"
+        for name, layout in layouts.items()
+        if len(set(layout.layers_per_stage)) > 1
+    ]
+    return [*megatron.trains(config, ("all",)), *uneven]
+
 
 ENGINE = dataclasses.replace(
     deepspeed.ENGINE,
@@ -17,4 +35,5 @@ ENGINE = dataclasses.replace(
     precisions=frozenset({"bf16", "fp16", "fp32"}),
     schedules=frozenset({"1f1b"}),
     source="deepspeed/runtime/pipe/engine.py, 0.19.8: ZeRO-2 and ZeRO-3 are incompatible with pipelines",
+    limits=limits,
 )

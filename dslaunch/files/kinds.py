@@ -6,8 +6,8 @@ import re
 from typing import Any, Literal
 
 Kind = Literal[
-    "deepspeed_json", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args", "shell", "env",
-    "other",
+    "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args", "shell",
+    "env", "other",
 ]  # fmt: skip
 
 _SCHEMAS: dict[str, Kind] = {
@@ -39,6 +39,8 @@ def json_kind(name: str, value: Any) -> Kind:
     schema = value.get("schema") if isinstance(value, dict) else None
     if isinstance(schema, str) and schema.partition("/")[0] in _SCHEMAS:
         return _SCHEMAS[schema.partition("/")[0]]
+    if isinstance(value, dict) and "per_device_train_batch_size" in value:
+        return "hf_arguments"
     known = isinstance(value, dict) and not _DEEPSPEED_KEYS.isdisjoint(value)
     stem = name.rpartition("/")[2]
     return "deepspeed_json" if known or _DEEPSPEED_NAME.search(stem.rpartition(".")[0] or stem) else "json"

@@ -23,6 +23,7 @@ _WITHOUT_BEARING = frozenset({
     "tpu_env", "tpu_name", "tpu_zone", "tpu_vm", "commands", "command_file", "downcast_bf16",
 })  # fmt: skip
 """What the launcher finds out at launch, or what belongs to machines that dslaunch does not start."""
+_LAUNCH_KEYS = ("num_processes", "num_machines", "mixed_precision", "distributed_type")
 _DEEPSPEED_ENV = (
     "the script has to be handed the rendered file: with ACCELERATE_USE_DEEPSPEED=true and "
     "ACCELERATE_DEEPSPEED_CONFIG_FILE, or DeepSpeedPlugin(hf_ds_config=os.environ['DSLAUNCH_DS_CONFIG'])"
@@ -36,6 +37,10 @@ class Source:
         self.path = path
         self.left = dict(flattened(config))
         self.notes: list[Note] = []
+        mixed = str(self.left.pop("mixed_precision", None) or "no").lower()
+        self.precision = {"no": "fp32", "fp8": "bf16"}.get(mixed, mixed)
+        if mixed == "fp8":
+            self.note("mixed_precision", "fp8: planned as bf16")
 
     def take(self, key: str) -> Any:
         """The value; None where it is absent."""
@@ -73,20 +78,19 @@ def import_accelerate(
     source = Source(config, path)
     _cluster(recipe, source)
     require(recipe, "model", "training.seq_len", source=path)
-    mixed = source.take("mixed_precision") or "no"
-    if mixed == "fp8":
-        source.note("mixed_precision", "fp8: planned as bf16")
-    recipe.put("training.precision", {"no": "fp32", "fp8": "bf16"}.get(str(mixed).lower(), str(mixed).lower()))
     if (port := source.take("main_process_port")) and port >= 1024:
         recipe.put("launcher.master_port", port)
     kind = str(source.take("distributed_type") or "NO").upper()
     if kind not in _KINDS:
-        raise ConfigError(f"{path}: distributed_type is {kind}. Known are {listed(_KINDS)}.{nearest(kind, _KINDS)}")
-    original = _KINDS[kind](recipe, source)
+        raise ConfigError(
+            f"{path}: distributed_type is {kind}. Known are {listed(_KINDS)}.{nearest(kind, _KINDS)}"
+        )
+    stated = {key: config[key] for key in _LAUNCH_KEYS if key in config}
+    original = {**stated, **_KINDS[kind](recipe, source)}
     require(recipe, "training.global_batch", source=path)
     notes = source.finish()
     text = recipe.text(notes, [f"Imported from the accelerate configuration {Path(path).name}."])
-    return Imported(name, {f"recipes/{name}.yaml": text}, notes, (f"recipe={name}",), original)
+    return Imported(name, {f"recipes/{name}.yaml": text}, notes, recipe.choices, original)
 
 
 def _parsed(path: str) -> Mapping[str, Any]:
@@ -96,7 +100,9 @@ def _parsed(path: str) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}. Give accelerate's configuration.") from error
     if not isinstance(config, dict) or not {"distributed_type", "num_processes"} & set(config):
-        raise ConfigError(f"{path}: has neither distributed_type nor num_processes, so it is none of accelerate's.")
+        raise ConfigError(
+            f"{path}: has neither distributed_type nor num_processes, so it is none of accelerate's."
+        )
     return config
 
 
@@ -125,28 +131,34 @@ def _deepspeed(recipe: Recipe, source: Source) -> dict[str, Any]:
         config = read_config(str(Path(source.path).parent / file))
         source.notes += take_deepspeed(recipe, config, file)
         return dict(flattened(config))
-    config = _plugin(source, section, str(recipe.get("training.precision")))
+    config = _plugin(source, section)
     source.notes += take_deepspeed(recipe, {**config, **_script_batch(recipe, source)}, source.path)
     return dict(flattened(config))
 
 
-def _plugin(source: Source, section: str, precision: str) -> dict[str, Any]:
+def _plugin(source: Source, section: str) -> dict[str, Any]:
     stage = source.take(f"{section}zero_stage")
     zero: dict[str, Any] = {"stage": 2 if stage is None else stage}
-    for key, device in (("offload_optimizer", "offload_optimizer_device"), ("offload_param", "offload_param_device")):
+    for key, device in (
+        ("offload_optimizer", "offload_optimizer_device"),
+        ("offload_param", "offload_param_device"),
+    ):
         value = source.take(f"{section}{device}")
         if value not in (None, "none"):
             zero[key] = {"device": value}
     if source.take(f"{section}zero3_save_16bit_model"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     config: dict[str, Any] = {"zero_optimization": zero}
-    steps, clip = source.take(f"{section}gradient_accumulation_steps"), source.take(f"{section}gradient_clipping")
+    steps, clip = (
+        source.take(f"{section}gradient_accumulation_steps"),
+        source.take(f"{section}gradient_clipping"),
+    )
     if isinstance(steps, int):
         config["gradient_accumulation_steps"] = steps
     if isinstance(clip, int | float):
         config["gradient_clipping"] = clip
-    if precision != "fp32":
-        config[precision] = {"enabled": True}
+    if source.precision != "fp32":
+        config[source.precision] = {"enabled": True}
     return config
 
 
@@ -178,7 +190,7 @@ def _fsdp(recipe: Recipe, source: Source) -> dict[str, Any]:
         )
     if source.take(f"{section}fsdp_activation_checkpointing"):
         recipe.put("strategy.every.recompute", "full")
-    _torch(recipe, "fsdp2")
+    _torch(recipe, source, "fsdp2")
     env = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
     for key, name in _FSDP_ENV.items():
         value = source.take(f"{section}{key}")
@@ -199,22 +211,22 @@ _FSDP_ENV = {
 
 
 def _ddp(recipe: Recipe, source: Source) -> dict[str, Any]:
-    _torch(recipe, "ddp")
+    _torch(recipe, source, "ddp")
     return {}
 
 
-def _torch(recipe: Recipe, strategy: str) -> None:
+def _torch(recipe: Recipe, source: Source, strategy: str) -> None:
     """accelerate under torchrun takes its settings from the environment."""
     recipe.groups.setdefault("strategy", strategy)
     recipe.groups.setdefault("engine", "torch")
-    precision = recipe.get("training.precision")
-    recipe.put("env.ACCELERATE_MIXED_PRECISION", "no" if precision == "fp32" else precision)
+    recipe.put("training.precision", source.precision)
+    recipe.put("env.ACCELERATE_MIXED_PRECISION", "no" if source.precision == "fp32" else source.precision)
 
 
 def _megatron(recipe: Recipe, source: Source) -> dict[str, Any]:
     raise ConfigError(
-        f"{source.path}: distributed_type is MEGATRON_LM: dslaunch starts Megatron's own script. Write the arguments "
-        "into a file and use `dslaunch import megatron FILE`, or describe the layout in a recipe with engine=megatron."
+        f"{source.path}: distributed_type is MEGATRON_LM: dslaunch starts Megatron's script. Write its arguments "
+        "into a file and use `dslaunch import megatron FILE`, or write a recipe with engine=megatron."
     )
 
 

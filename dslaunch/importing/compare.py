@@ -36,13 +36,26 @@ def compared(original: Mapping[str, Any], rendered: Mapping[str, Any]) -> tuple[
 
 
 def keys_of(files: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of the rendered file that an engine reads its settings from; none where there is no such file."""
+    """What was rendered, as the sources name it: DeepSpeed's keys, Megatron's flags, accelerate's launch keys."""
+    keys: dict[str, Any] = _launch_keys(json.loads(files["plan.json"])) if "plan.json" in files else {}
     if "ds_config.json" in files:
-        return dict(flattened(json.loads(files["ds_config.json"])))
+        keys |= flattened(json.loads(files["ds_config.json"]))
     if "megatron_args.txt" in files:
-        flags = megatron.parse(files["megatron_args.txt"]).flags
-        return {flag.name: _flag_value(flag.values) for flag in flags}
-    return {}
+        keys |= {
+            flag.name: _flag_value(flag.values) for flag in megatron.parse(files["megatron_args.txt"]).flags
+        }
+    return keys
+
+
+def _launch_keys(plan: Mapping[str, Any]) -> dict[str, Any]:
+    precision = plan["training"]["precision"]
+    kind = {"zero": "DEEPSPEED", "fsdp2": "FSDP", "ddp": "MULTI_GPU"}[plan["engine"]["sharding"]]
+    return {
+        "num_processes": plan["world_size"],
+        "num_machines": plan["cluster"]["nodes"],
+        "mixed_precision": "no" if precision == "fp32" else precision,
+        "distributed_type": "NO" if kind == "MULTI_GPU" and plan["world_size"] == 1 else kind,
+    }
 
 
 def _flag_value(values: tuple[str, ...]) -> Any:

@@ -8,13 +8,16 @@ from typing import Any
 
 from dslaunch.errors import ConfigError
 from dslaunch.files.fileset import read_paths
+from dslaunch.importing.deepspeed_modes import take_modes
 from dslaunch.importing.deepspeed_schedule import take_schedule
 from dslaunch.importing.imported import Imported, Note, checked_name
 from dslaunch.importing.recipe import Recipe, begun, require
-from dslaunch.render.extra import merge_deepspeed
+from dslaunch.importing.taken import deepspeed_refusal
 
 AUTO = "auto"
-_AUTO_REASON = "auto: Hugging Face's Trainer fills it in; the plan's own value is written instead"
+_AUTO_REASON = "auto: Hugging Face's Trainer fills it in; the plan counts on its own value"
+_FILLED_IN = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Where one of these is `auto`, the Trainer reads the file: it is rendered with `auto` again."""
 _ADAMS = ("adam", "adamw")
 
 
@@ -66,15 +69,15 @@ def import_deepspeed(
     notes = take_deepspeed(recipe, config, path)
     head = [f"Imported from the DeepSpeed configuration {Path(path).name}."]
     text = recipe.text(notes, head)
-    return Imported(
-        name, {f"recipes/{name}.yaml": text}, notes, (f"recipe={name}",), dict(flattened(config))
-    )
+    return Imported(name, {f"recipes/{name}.yaml": text}, notes, recipe.choices, dict(flattened(config)))
 
 
 def take_deepspeed(recipe: Recipe, config: Mapping[str, Any], path: str) -> tuple[Note, ...]:
     """Fills the recipe from a configuration; the notes of what is not carried over."""
     source = Source(config)
     recipe.groups.setdefault("engine", "deepspeed")
+    if any(source.left.get(key) == AUTO for key in _FILLED_IN):
+        recipe.put("engine.huggingface", True)
     require(recipe, "model", "cluster", "training.seq_len", source=path)
     _strategy(recipe, source)
     _batch(recipe, source, path)
@@ -91,7 +94,11 @@ def read_config(path: str) -> Mapping[str, Any]:
     (file,) = read_paths([Path(path)]).files
     if not isinstance(file.value, dict):
         problem = file.problems[0] if file.problems else None
-        where = f"{path}:{problem.at.line}:{problem.at.column}: {problem.message}" if problem else f"{path}: no JSON"
+        where = (
+            f"{path}:{problem.at.line}:{problem.at.column}: {problem.message}"
+            if problem
+            else f"{path}: no JSON"
+        )
         raise ConfigError(f"{where}. Give a DeepSpeed configuration.")
     return file.value
 
@@ -111,17 +118,7 @@ def _strategy(recipe: Recipe, source: Source) -> None:
     if stage == 0 and recipe.groups["strategy"] == "zero1":
         recipe.put("strategy.name", "zero0")
         recipe.put("strategy.every.zero", 0)
-    parameters = source.take("zero_optimization.offload_param.device")
-    states = source.take("zero_optimization.offload_optimizer.device")
-    if source.take("zero_optimization.cpu_offload"):
-        states = "cpu"
-    for device, key in ((parameters, "offload_param"), (states, "offload_optimizer")):
-        if device not in (None, "none", "cpu"):
-            source.note(f"zero_optimization.{key}.device", f"{device}: planned as cpu, which needs the host memory")
-    if parameters not in (None, "none"):
-        recipe.put("strategy.every.offload", "cpu_params")
-    elif states not in (None, "none"):
-        recipe.put("strategy.every.offload", "cpu")
+    take_modes(recipe, source)
     overlap = source.take("zero_optimization.overlap_comm")
     recipe.put("training.overlap_comm", bool(stage == 3 if overlap is None else overlap))
     if (tp := source.take("tensor_parallel.autotp_size")) and tp > 1:
@@ -135,12 +132,13 @@ def _batch(recipe: Recipe, source: Source, path: str) -> None:
     total = source.take("train_batch_size")
     micro = source.take("train_micro_batch_size_per_gpu")
     steps = source.take("gradient_accumulation_steps")
+    own_micro = recipe.get("training.micro_batch") is not None
     if micro:
         recipe.put("training.micro_batch", micro)
-    if steps:
-        recipe.put("training.num_microbatches", steps)
-    elif total and not micro:
-        recipe.put("training.num_microbatches", 1)
+    elif total and not own_micro:
+        recipe.put("training.micro_batch", None)
+    if steps or (total and not micro and not own_micro):
+        recipe.put("training.num_microbatches", steps or 1)
     replicas = _replicas(recipe)
     if total is None and micro and replicas:
         total = micro * (steps or 1) * replicas
@@ -181,15 +179,25 @@ def _optimizer(recipe: Recipe, source: Source) -> None:
     kind = source.take("optimizer.type")
     known = kind is not None and str(kind).lower() in _ADAMS
     if kind is None:
-        source.note("optimizer", "absent: the script makes its own; AdamW is written, which it must not contradict")
+        source.note(
+            "optimizer", "absent: the script makes its own; AdamW is written, which it must not contradict"
+        )
     elif not known:
-        source.note("optimizer.type", f"{kind}: dslaunch plans and writes AdamW; its parameters are not carried over")
+        source.note("optimizer.type", f"{kind}: dslaunch plans and writes AdamW")
         for key in source.under("optimizer.params"):
             source.left.pop(key)
+            source.note(key, f"a parameter of {kind}")
     elif kind != "AdamW":
         source.note("optimizer.type", f"{kind} is AdamW in DeepSpeed (adam_w_mode), and is written so")
-    if source.take("optimizer.params.adam_w_mode") is False and str(kind).lower() == "adam":
-        source.note("optimizer.params.adam_w_mode", "false: L2 regularisation instead of weight decay is not planned")
+    decoupled = source.take("optimizer.params.adam_w_mode")
+    if decoupled is not None and known:
+        own = decoupled or str(kind).lower() == "adamw"
+        reason = (
+            "is AdamW's, which is written"
+            if own
+            else "L2 regularisation instead of weight decay is not planned"
+        )
+        source.note("optimizer.params.adam_w_mode", reason)
     for key, own in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay")):
         value = source.take(f"optimizer.params.{key}")
         if value is not None:
@@ -202,17 +210,15 @@ def _optimizer(recipe: Recipe, source: Source) -> None:
 
 
 def _extra(recipe: Recipe, source: Source) -> None:
-    """What is left goes to engine.extra where the renderer takes it; the rest is told with the renderer's reason."""
+    """What is left goes to engine.extra where the renderer takes it, else into a note with its reason."""
     kept: dict[str, Any] = dict(recipe.get("engine.extra") or {})
+    version = str(recipe.get("engine.version") or "")
     for dotted, value in source.left.items():
         if value == AUTO:
             source.note(dotted, _AUTO_REASON)
             continue
-        try:
-            merge_deepspeed({}, _nested(dotted, value))
-        except ConfigError as error:
-            reason = str(error).partition(": ")[2].partition(" Allowed beside it")[0]
-            source.note(dotted, reason or str(error))
+        if refusal := deepspeed_refusal(_nested(dotted, value), version):
+            source.note(dotted, refusal)
             continue
         _merge(kept, _nested(dotted, value))
     if kept:

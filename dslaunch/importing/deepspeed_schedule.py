@@ -24,13 +24,18 @@ def take_schedule(recipe: Recipe, source: Source) -> None:
     params = [key.removeprefix("scheduler.params.") for key in source.under("scheduler.params")]
     if schedule is None:
         if kind is not None:
-            source.note("scheduler.type", f"{kind}: dslaunch has constant, linear and cosine; constant is written")
+            source.note(
+                "scheduler.type", f"{kind}: dslaunch has constant, linear and cosine; constant is written"
+            )
         for key in params:
             source.left.pop(f"scheduler.params.{key}")
+            source.note(f"scheduler.params.{key}", f"a parameter of {kind}")
         recipe.put("training.optimizer.schedule", "constant")
         recipe.put("training.optimizer.warmup_steps", 0)
         return
     recipe.put("training.optimizer.schedule", schedule)
+    if recipe.get("engine.huggingface"):
+        source.note("scheduler.type", f"{kind}: the Trainer makes the schedule, from its own arguments")
     _warmup(recipe, source, params)
     total = source.take("scheduler.params.total_num_steps")
     if total is not None:
@@ -61,7 +66,9 @@ def _ends(recipe: Recipe, source: Source, kind: str) -> None:
     if peak is not None and lr is None:
         recipe.put("training.optimizer.lr", float(peak))
     elif peak is not None and float(peak) != lr:
-        source.note("optimizer.params.lr", f"{lr}: the scheduler's warmup_max_lr {peak} is the peak, and wins")
+        source.note(
+            "optimizer.params.lr", f"{lr}: the scheduler's warmup_max_lr {peak} is the peak, and wins"
+        )
         recipe.tree["training"]["optimizer"]["lr"] = float(peak)
     ratio = source.take("scheduler.params.cos_min_ratio")
     lr = recipe.get("training.optimizer.lr")

@@ -66,7 +66,7 @@ def _graph(config: Mapping[str, Any], kind: str) -> tuple[dict[str, Any], tuple[
         fields = Fields(config.get("vision_config", {}), _TOWER_OF[kind], "vision_config.")
         component = tower(fields)
         return {"components": {"vision_encoder": component}}, (
-            Note("text_config", "the text tower is left out; the vision tower alone is imported"), *fields.finish(),
+            Note("text_config", "the text tower is left out, the vision tower is imported"), *fields.finish(),
         )  # fmt: skip
     fields = Fields(config, kind)
     if kind in TOWERS:
@@ -80,7 +80,9 @@ def _parsed(text: str, source: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{source}: not JSON: {error}. Give transformers' config.json.") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ConfigError(f"{source}: has no model_type, so it is no config.json of transformers. Give that file.")
+        raise ConfigError(
+            f"{source}: has no model_type, so it is no config.json of transformers. Give that file."
+        )
     return config
 
 
@@ -96,7 +98,9 @@ def _read(source: str) -> tuple[str, str]:
         stem = file.resolve().parent.name if file.name == "config.json" else file.stem
         return text, str(_name_in(text) or stem)
     if source.endswith(".json") or not _HUB_ID.fullmatch(source) or path.exists():
-        raise ConfigError(f"{source}: no such file. Give a config.json, its folder, or a Hub id (OWNER/NAME).")
+        raise ConfigError(
+            f"{source}: no such file. Give a config.json, its folder, or a Hub id (OWNER/NAME)."
+        )
     return _from_hub(source), source.rpartition("/")[2]
 
 
@@ -112,7 +116,7 @@ def _name_in(text: str) -> str:
 def _from_hub(source: str) -> str:
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ConfigError(
-            f"{source}: neither a file nor a folder, and huggingface_hub, which could fetch it as a Hub id, is not "
+            f"{source}: neither a file nor a folder, and huggingface_hub, which fetches Hub ids, is not "
             "installed. Install it, or give the path of config.json."
         )
     from huggingface_hub import hf_hub_download

@@ -26,7 +26,8 @@ _WITHOUT_BEARING = frozenset({
     "task_specific_params", "activation_function", "scale_attn_weights", "encoder_stride", "apply_layernorm",
     "layer_scale_init_value", "layerscale_value", "fullatt_block_indexes", "spatial_patch_size",
     "eoi_token_id", "boi_token_id", "cache_implementation", "unsloth_fixed", "use_return_dict", "torchscript",
-    "projection_dim", "vocab_size", "min_length", "top_k", "top_p", "temperature", "vision_feature_select_strategy",
+    "projection_dim", "vocab_size", "min_length", "top_k", "top_p", "temperature",
+    "vision_feature_select_strategy",
 })  # fmt: skip
 """Keys that change neither sizes nor arithmetic of a training step: tokens, files, generation, activations."""
 
@@ -50,7 +51,9 @@ _OWN_WORDS = "no key of dslaunch stands for it; the program keeps it"
 @lru_cache(maxsize=1)
 def class_defaults() -> dict[str, dict[str, Any]]:
     """By model_type: what a configuration class fills in (transformers 5.24.0, models/*/configuration_*.py)."""
-    text = resources.files("dslaunch.importing").joinpath("data", "hf_defaults.json").read_text(encoding="utf-8")
+    text = (
+        resources.files("dslaunch.importing").joinpath("data", "hf_defaults.json").read_text(encoding="utf-8")
+    )
     loaded: dict[str, dict[str, Any]] = json.loads(text)
     return loaded
 
@@ -82,7 +85,9 @@ class Fields:
         if isinstance(value, list) and len(set(map(str, value))) == 1:
             value = value[0]
         if type(value) is not int or value < 1:
-            raise ConfigError(f"{self.where}{names[0]} is {value!r}: a whole number of 1 or more belongs here")
+            raise ConfigError(
+                f"{self.where}{names[0]} is {value!r}: a whole number of 1 or more belongs here"
+            )
         return value
 
     def rope_theta(self) -> float:
@@ -90,10 +95,10 @@ class Fields:
         given = self.get("rope_parameters") or {}
         if "full_attention" in given:
             given = given["full_attention"]
-        scaled = given.get("rope_type", "default") != "default"
-        if scaled:
+        if given.get("rope_type", "default") != "default":
             self.note("rope_scaling")
-        return float(self.values.get("rope_theta") or given.get("rope_theta") or self.get("rope_theta"))
+        by_class = self.get("rope_theta")
+        return float(self.values.get("rope_theta") or given.get("rope_theta") or by_class)
 
     def note(self, key: str, reason: str = "") -> None:
         """Something that is not carried over."""

@@ -12,10 +12,13 @@ from dslaunch.importing.hf_vision import TOWERS, tower
 from dslaunch.importing.imported import Note
 
 Keys = dict[str, Any]
-Parts = tuple[Keys, Keys, Keys, list[Keys]]
-"""Tower, projector, decoder, edges."""
 
-_TEXT_KINDS = {"qwen2_5_vl": "qwen2_5_vl_text", "gemma3": "gemma3_text", "llava": "llama", "internvl": "qwen2"}
+_TEXT_KINDS = {
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "gemma3": "gemma3_text",
+    "llava": "llama",
+    "internvl": "qwen2",
+}
 """The language model's kind where the section names none, as transformers fills it in."""
 _VISION_KINDS = {
     "qwen2_5_vl": "qwen2_5_vl_vision",
@@ -31,7 +34,9 @@ def vision_language(config: Mapping[str, Any], kind: str) -> tuple[Keys, tuple[N
     vision = _section(config, "vision_config", _VISION_KINDS[kind], tuple(TOWERS))
     text = _text_section(config, kind)
     eyes, language = tower(vision), decoder(text)
-    tied = top.get("tie_word_embeddings") or ("tie_word_embeddings" not in config and language.get("tied_embeddings"))
+    tied = top.get("tie_word_embeddings") or (
+        "tie_word_embeddings" not in config and language.get("tied_embeddings")
+    )
     language.pop("tied_embeddings", None)
     if tied:
         language["tied_embeddings"] = True
@@ -46,7 +51,9 @@ def vision_language(config: Mapping[str, Any], kind: str) -> tuple[Keys, tuple[N
 def _section(config: Mapping[str, Any], name: str, fallback: str, known: tuple[str, ...]) -> Fields:
     values = config.get(name)
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{name} is missing: a {config['model_type']} configuration has one. Give the whole file.")
+        raise ConfigError(
+            f"{name} is missing: a {config['model_type']} configuration has one. Give the whole file."
+        )
     kind = values.get("model_type", fallback)
     if fallback == "qwen2_5_vl_vision" and kind == "qwen2_5_vl":
         kind = fallback

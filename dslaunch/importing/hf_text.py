@@ -68,7 +68,9 @@ def _qwen2(fields: Fields) -> Keys:
     fields.get("sliding_window")
     keys = _common(fields) | {"qkv_bias": True}
     if uses and first < keys["layers"]:
-        fields.note("use_sliding_window", f"layers from {first} on see a window; all are planned as seeing everything")
+        fields.note(
+            "use_sliding_window", f"layers from {first} on see a window; all are planned as seeing everything"
+        )
     return _regular(fields, keys)
 
 
@@ -93,8 +95,8 @@ def _qwen_experts(fields: Fields) -> Keys:
     mixed = [i for i in range(layers) if i not in dense and (i + 1) % step == 0]
     if mixed != list(range(layers - len(mixed), layers)) or not mixed:
         raise ConfigError(
-            f"{fields.where}decoder_sparse_step is {step} and mlp_only_layers {dense}: experts in some layers only "
-            "are not modelled, except for dense layers at the start"
+            f"{fields.where}decoder_sparse_step is {step} and mlp_only_layers {dense}: experts in some layers "
+            "only are not modelled, except for dense layers at the start"
         )
     experts: Keys = {
         "count": fields.number("num_experts", "num_local_experts"),
@@ -175,7 +177,9 @@ def _shared_expert_moe(fields: Fields) -> Keys:
 def _deepseek_v3(fields: Fields) -> Keys:
     fields.get("num_key_value_heads")
     if fields.get("attention_bias"):
-        raise ConfigError(f"{fields.where}attention_bias is true: latent attention with biases is not modelled")
+        raise ConfigError(
+            f"{fields.where}attention_bias is true: latent attention with biases is not modelled"
+        )
     keys = _common(fields)
     keys.pop("head_dim", None)
     mla = {

@@ -82,7 +82,8 @@ def _qwen2_5_vl(fields: Fields) -> Keys:
     if full != [i for i in range(layers) if (i + 1) % every == 0]:
         raise ConfigError(f"{fields.where}fullatt_block_indexes is {full}: every n-th layer is expected")
     fields.note(
-        "image_size", f"the tower takes any; image: {DYNAMIC_IMAGE} stands in the model file, set your own there"
+        "image_size",
+        f"the tower takes any; image: {DYNAMIC_IMAGE} stands in the model file, set your own there",
     )
     return {
         "layers": layers,
@@ -112,7 +113,9 @@ def _internvl(fields: Fields) -> Keys:
     if fields.get("use_mask_token"):
         fields.note("use_mask_token")
     if not fields.get("use_absolute_position_embeddings"):
-        raise ConfigError(f"{fields.where}use_absolute_position_embeddings is false: such a tower is not modelled")
+        raise ConfigError(
+            f"{fields.where}use_absolute_position_embeddings is false: such a tower is not modelled"
+        )
     if fields.get("norm_type") == "rms_norm":
         keys["norm"] = "rmsnorm"
     bias = {} if fields.get("attention_bias") else {"qkv_bias": False}

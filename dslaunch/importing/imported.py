@@ -33,10 +33,15 @@ class Imported:
     """Path in the site's folder -> text."""
     notes: tuple[Note, ...]
     """What was not carried over, and why, in the order of the source."""
-    overrides: tuple[str, ...] = ()
-    """Words that plan the result: recipe=NAME; empty where only a model was imported."""
+    choices: tuple[str, ...] = ()
+    """The groups' choices that the recipe makes, as group=choice; none where it is a model alone."""
     original: Mapping[str, Any] = field(default_factory=dict)
     """The source's own keys, dotted, with the value that a rendering should show again."""
+
+    @property
+    def planned_by(self) -> tuple[str, ...]:
+        """Words that plan the recipe; none where it is a model alone."""
+        return (f"recipe={self.name}", *self.choices) if self.choices else ()
 
 
 def checked_name(name: str, source: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from dslaunch.engines.catalogue import Argument, megatron_arguments, megatron_versions
 from dslaunch.errors import ConfigError
 from dslaunch.files.fileset import read_paths
 from dslaunch.importing.imported import Imported, checked_name
@@ -17,8 +16,8 @@ from dslaunch.importing.megatron_model import take_decoder
 from dslaunch.importing.megatron_training import take_data, take_layout, take_training
 from dslaunch.importing.megatron_words import CommandLine, command_line
 from dslaunch.importing.recipe import Recipe, begun
+from dslaunch.importing.taken import megatron_value, newest_megatron
 from dslaunch.importing.writing import yaml_text
-from dslaunch.render.extra import merge_megatron
 
 _COMPONENT = "llm"
 _MODEL_KEYS = f"model.components.{_COMPONENT}."
@@ -27,7 +26,12 @@ _NEEDLESS = {
     "--use-flash-attn": "the default implementation chooses it",
     "--local-rank": "torchrun sets it",
 }
-_MEGATRON_DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--zero-stage", "--deepspeed-activation-checkpointing")
+_MEGATRON_DEEPSPEED = {
+    "--deepspeed": "written for the engine megatron_deepspeed",
+    "--deepspeed_config": "the rendered file takes its place; `dslaunch import deepspeed` reads the old one",
+    "--deepspeed-activation-checkpointing": "written where recompute is full",
+}
+"""Flags of Megatron-DeepSpeed alone, and what becomes of them under its engine."""
 _DEFAULTS_KEPT = {"--attention-dropout": 0.1, "--hidden-dropout": 0.1}
 """Megatron's own where the flag is absent; dslaunch would write 0."""
 
@@ -48,26 +52,25 @@ def import_megatron(path: str, words: Sequence[str] = (), name: str = "") -> Imp
     line = command_line(file.text, path)
     flags = Flags(line.arguments, path)
     name = checked_name(name, Path(path).stem)
-    own = {w.removeprefix(_MODEL_KEYS): w for w in words if w.startswith(_MODEL_KEYS)}
+    own = {w.partition("=")[0].removeprefix(_MODEL_KEYS): w for w in words if w.startswith(_MODEL_KEYS)}
     recipe = begun(name, f"imported from {Path(path).name}", [w for w in words if w not in own.values()])
     original = as_values(flags.given)
     files = {} if "model" in recipe.groups else {f"conf/model/{name}.yaml": _model(flags, own, name, path)}
     recipe.groups.setdefault("model", name)
     _cluster(recipe, line, path)
     _engine(recipe, flags)
-    take_layout(recipe, flags, _COMPONENT)
-    take_training(recipe, flags)
+    replica = take_layout(recipe, flags, _COMPONENT)
+    take_training(recipe, flags, replica)
     take_data(recipe, flags)
     _extra(recipe, flags)
     notes = tuple(flags.notes)
     text = recipe.text(notes, [f"Imported from {Path(path).name}, which starts {line.script or 'Megatron'}."])
-    return Imported(name, {**files, f"recipes/{name}.yaml": text}, notes, (f"recipe={name}",), original)
+    return Imported(name, {**files, f"recipes/{name}.yaml": text}, notes, recipe.choices, original)
 
 
 def _model(flags: Flags, words: dict[str, str], name: str, path: str) -> str:
     given = {key: yaml.safe_load(word.partition("=")[2]) for key, word in words.items()}
-    tp = int(flags.given.get("--tensor-model-parallel-size", ("1",))[0])
-    component = take_decoder(flags, tp, given)
+    component = take_decoder(flags, flags.peek("--tensor-model-parallel-size") or 1, given)
     model: dict[str, Any] = {"name": name, "source": Path(path).name, "components": {_COMPONENT: component}}
     return yaml_text(model, [f"Imported from the arguments in {Path(path).name}."])
 
@@ -75,19 +78,18 @@ def _model(flags: Flags, words: dict[str, str], name: str, path: str) -> str:
 def _cluster(recipe: Recipe, line: CommandLine, path: str) -> None:
     """`cluster=A100` takes its size from torchrun's, deepspeed's or sbatch's options; a sized one stays."""
     nodes = _option(line, "--nnodes", "--num_nodes") or _sbatch(line, "--nodes", "-N")
-    per_node = _option(line, "--nproc_per_node", "--num_gpus") or _sbatch(
-        line, "--gpus-per-node", "--ntasks-per-node", "--gres"
-    )
+    per_node = _option(line, "--nproc_per_node", "--num_gpus")
+    per_node = per_node or _sbatch(line, "--gpus-per-node", "--gres", "--ntasks-per-node")
+    size = f"{nodes}x{per_node}x" if nodes and per_node else ""
     choice = recipe.groups.get("cluster", "")
-    if choice and recipe.gpus is None and nodes and per_node:
-        recipe.groups["cluster"] = f"{nodes}x{per_node}x{choice}"
-    elif not choice:
-        size = f"{nodes}x{per_node}x" if nodes and per_node else "NUMBERx"
+    if not choice and size:
         raise ConfigError(
-            f"{path}: does not say which GPU. Add cluster=TYPE, such as cluster=A100 ({size}A100)"
-            if nodes and per_node
-            else f"{path}: does not say which GPUs, and how many. Add cluster=8xA100 or the like"
+            f"{path}: does not say which GPU. Add cluster=TYPE: cluster=A100 is read as {size}A100."
         )
+    if not choice:
+        raise ConfigError(f"{path}: does not say which GPUs, and how many. Add them, such as cluster=8xA100.")
+    if recipe.gpus is None:
+        recipe.groups["cluster"] = f"{size}{choice}"
 
 
 def _option(line: CommandLine, *names: str) -> int | None:
@@ -103,29 +105,27 @@ def _option(line: CommandLine, *names: str) -> int | None:
 
 
 def _sbatch(line: CommandLine, *names: str) -> int | None:
-    for name, value in line.sbatch:
-        last = value.rpartition(":")[2]
-        if name in names and last.isdigit():
-            return int(last)
-    return None
+    """The number of the first of `names` that sbatch is told; --gres=gpu:8 ends with it."""
+    given = {name: value.rpartition(":")[2] for name, value in line.sbatch}
+    return next((int(given[name]) for name in names if given.get(name, "").isdigit()), None)
 
 
 def _engine(recipe: Recipe, flags: Flags) -> None:
-    recipe.groups.setdefault("engine", "megatron")
+    theirs = "--deepspeed" in flags.left
+    recipe.groups.setdefault("engine", "megatron_deepspeed" if theirs else "megatron")
     recipe.groups.setdefault("strategy", "layouts")
-    for flag in _MEGATRON_DEEPSPEED:
-        if flag in flags.left:
-            flags.left.pop(flag)
-            flags.note(flag, "Megatron-DeepSpeed's; the recipe is for Megatron-LM (engine=megatron_deepspeed: the other)")
+    own = recipe.groups["engine"] == "megatron_deepspeed"
+    for flag, fate in _MEGATRON_DEEPSPEED.items():
+        if flags.left.pop(flag, None) is not None:
+            flags.note(flag, fate if own else "Megatron-DeepSpeed's; the recipe is for Megatron-LM")
     for flag, reason in _NEEDLESS.items():
         if flags.left.pop(flag, None) is not None:
             flags.note(flag, reason)
 
 
 def _extra(recipe: Recipe, flags: Flags) -> None:
-    """What is left goes to engine.extra where the renderer takes it; the rest is told with the renderer's reason."""
-    version = str(recipe.get("engine.version") or megatron_versions()[-1])
-    known = megatron_arguments(version)
+    """What is left goes to engine.extra where the renderer takes it, else into a note with its reason."""
+    version = str(recipe.get("engine.version") or newest_megatron())
     kept: dict[str, Any] = {f.removeprefix("--"): v for f, v in _DEFAULTS_KEPT.items() if f not in flags.left}
     for flag, values in flags.left.items():
         key = flag.removeprefix("--")
@@ -133,22 +133,11 @@ def _extra(recipe: Recipe, flags: Flags) -> None:
             flags.note(flag, f"{' '.join(values)}: nothing in the script sets it; give engine.extra.{key}")
             continue
         try:
-            value = _typed(values, known.get(flag))
-            merge_megatron({}, {key: value}, version)
-        except (ConfigError, ValueError) as error:
-            reason = str(error).partition(": ")[2].partition(" Write a flag without")[0]
-            flags.note(flag, reason or str(error))
+            value = megatron_value(flag, values, version)
+        except ConfigError as error:
+            flags.note(flag, str(error))
             continue
         kept[key] = value
     recipe.tree.setdefault("engine", {}).setdefault("extra", {}).update(
         {key: value for key, value in kept.items() if key not in recipe.get("engine.extra")}
     )
-
-
-def _typed(values: tuple[str, ...], argument: Argument | None) -> Any:
-    """Text of an argument line as what engine.extra takes."""
-    convert: Any = {"int": int, "float": float}.get(argument.type if argument else "", str)
-    if not values:
-        return True
-    typed = [convert(value) for value in values]
-    return typed[0] if len(typed) == 1 else typed

@@ -39,13 +39,20 @@ class Flags:
             return None
         return value[0]
 
+    def peek(self, flag: str) -> int | None:
+        """A whole number that stays to be taken; None where it is absent or none."""
+        value = self.given.get(flag, ("",))[0:1]
+        return int(value[0]) if value and value[0].isdigit() else None
+
     def number(self, *flags: str) -> int | None:
         """A whole number; raises ConfigError where it is none."""
         value = self.text(*flags)
         try:
             return None if value is None else int(value)
         except ValueError:
-            raise ConfigError(f"{self.where}: {flags[0]} is {value!r}; a whole number belongs there.") from None
+            raise ConfigError(
+                f"{self.where}: {flags[0]} is {value!r}; a whole number belongs there."
+            ) from None
 
     def real(self, *flags: str) -> float | None:
         """A number; raises ConfigError where it is none."""

@@ -25,13 +25,15 @@ def take_decoder(flags: Flags, tp: int, given: Mapping[str, Any]) -> Keys:
     layers, hidden = _required(flags, "--num-layers"), _required(flags, "--hidden-size")
     heads = _required(flags, "--num-attention-heads")
     gated = flags.on("--swiglu")
+    ffn = flags.number("--ffn-hidden-size")
+    ffn = ffn or (int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
     keys: Keys = {
         "arch": "decoder",
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
         "kv_heads": _kv_heads(flags, heads),
-        "ffn": flags.number("--ffn-hidden-size") or (int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden),
+        "ffn": ffn,
         "vocab": given.get("vocab") or _vocab(flags, tp),
         "tied_embeddings": not flags.on("--untie-embeddings-and-output-weights"),
         "gated_mlp": gated,
@@ -39,7 +41,7 @@ def take_decoder(flags: Flags, tp: int, given: Mapping[str, Any]) -> Keys:
         "norm_eps": flags.real("--norm-epsilon", "--layernorm-epsilon") or 1e-5,
         **_biases(flags),
         **_positions(flags),
-        **_experts(flags),
+        **_experts(flags, ffn),
         **_latent(flags),
     }
     channels = flags.number("--kv-channels")
@@ -73,11 +75,14 @@ def _positions(flags: Flags) -> Keys:
     kind = flags.text("--position-embedding-type")
     if flags.on("--use-rotary-position-embeddings"):
         kind = "rope"
+        flags.note("--use-rotary-position-embeddings", "--position-embedding-type rope is written")
     longest = _required(flags, "--max-position-embeddings")
     if kind in (None, "learned_absolute"):
         return {"position": "learned", "max_positions": longest}
     if kind != "rope":
-        raise ConfigError(f"{flags.where}: --position-embedding-type is {kind}. Known are learned_absolute, rope.")
+        raise ConfigError(
+            f"{flags.where}: --position-embedding-type is {kind}. Known are learned_absolute, rope."
+        )
     return {"max_positions": longest, "rope_theta": float(flags.number("--rotary-base") or 10000)}
 
 
@@ -98,13 +103,11 @@ def _vocab(flags: Flags, tp: int) -> int:
     return rows
 
 
-def _experts(flags: Flags) -> Keys:
+def _experts(flags: Flags, ffn: int) -> Keys:
     count = flags.number("--num-experts")
     if not count:
         return {}
-    width = flags.number("--moe-ffn-hidden-size")
-    if width is None:
-        width = int(flags.given["--ffn-hidden-size"][0])
+    width = flags.number("--moe-ffn-hidden-size") or ffn
     experts: Keys = {"count": count, "top_k": flags.number("--moe-router-topk") or 2, "ffn": width}
     if shared := flags.number("--moe-shared-expert-intermediate-size"):
         experts["shared_ffn"] = shared

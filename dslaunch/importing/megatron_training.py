@@ -14,12 +14,13 @@ from dslaunch.importing.recipe import Recipe
 _STYLES = ("constant", "linear", "cosine")
 
 
-def take_layout(recipe: Recipe, flags: Flags, component: str) -> None:
-    """The component's layout, under the number of GPUs where the cluster's name tells it."""
+def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
+    """Puts the component's layout, by number of GPUs where the cluster's name tells it; a replica's ranks."""
     tp = flags.number("--tensor-model-parallel-size") or 1
     pp = flags.number("--pipeline-model-parallel-size") or 1
-    layout: dict[str, Any] = {"tp": tp, "pp": pp, "zero": 1 if flags.on("--use-distributed-optimizer") else 0}
-    layers = int(flags.given.get("--num-layers", ("0",))[0])
+    distributed, stage = flags.on("--use-distributed-optimizer"), flags.number("--zero-stage")
+    layout: dict[str, Any] = {"tp": tp, "pp": pp, "zero": int(distributed) if stage is None else stage}
+    layers = flags.peek("--num-layers") or 0
     if vpp := _virtual_stages(flags, layers, pp):
         layout["vpp"] = vpp
         recipe.put("training.schedule", "interleaved")
@@ -33,9 +34,10 @@ def take_layout(recipe: Recipe, flags: Flags, component: str) -> None:
     recipe.put("training.sequence_parallel", flags.on("--sequence-parallel") or tp == 1)
     if recipe.gpus:
         recipe.tree["layouts"] = {recipe.gpus: {component: layout}}
-        return
-    for key, value in layout.items():
-        recipe.put(f"strategy.{component}.{key}", value)
+    else:
+        for key, value in layout.items():
+            recipe.put(f"strategy.{component}.{key}", value)
+    return tp * pp * int(layout.get("cp", 1))
 
 
 def _virtual_stages(flags: Flags, layers: int, pp: int) -> int | None:
@@ -43,6 +45,10 @@ def _virtual_stages(flags: Flags, layers: int, pp: int) -> int | None:
     per_part = flags.number("--num-layers-per-virtual-pipeline-stage")
     if per_part:
         vpp = layers // pp // per_part
+        flags.note(
+            "--num-layers-per-virtual-pipeline-stage",
+            f"{layers} layers / {pp} stages / {per_part}: --num-virtual-stages-per-pipeline-rank {vpp} is written",
+        )
     return vpp if vpp and vpp > 1 else None
 
 
@@ -52,7 +58,8 @@ def _recompute(flags: Flags) -> str:
         method, layers = flags.text("--recompute-method"), flags.number("--recompute-num-layers")
         if method == "block" or (layers or 1) != 1:
             flags.note(
-                "--recompute-method", f"{method}, {layers} layers: every layer is recomputed by itself (uniform, 1)"
+                "--recompute-method",
+                f"{method}, {layers} layers: every layer is recomputed by itself (uniform, 1)",
             )
         return "full"
     return "selective" if granularity or selective else "none"
@@ -66,15 +73,17 @@ def _uneven_stages(flags: Flags, layers: int, pp: int) -> list[int] | None:
     between = pp - (first is not None) - (last is not None)
     rest = layers - (first or 0) - (last or 0)
     if between < 1 or rest % between:
-        raise ConfigError(f"{flags.where}: {rest} layers do not fill the {between} stages in between equally.")
+        raise ConfigError(
+            f"{flags.where}: {rest} layers do not fill the {between} stages in between equally."
+        )
     middle = rest // between
     inner = [middle] * (pp - 2)
     return [first if first is not None else middle, *inner, last if last is not None else middle]
 
 
-def take_training(recipe: Recipe, flags: Flags) -> None:
-    """Batch, precision, optimizer and schedule."""
-    _batch(recipe, flags)
+def take_training(recipe: Recipe, flags: Flags, replica: int) -> None:
+    """Batch, precision, optimizer and schedule; `replica` is the number of ranks that hold one."""
+    _batch(recipe, flags, replica)
     _precision(recipe, flags)
     recipe.put("training.clip", flags.real("--clip-grad") if "--clip-grad" in flags.left else 1.0)
     recipe.put("training.seed", flags.number("--seed") or 1234)
@@ -85,22 +94,25 @@ def take_training(recipe: Recipe, flags: Flags) -> None:
     _optimizer(recipe, flags)
 
 
-def _batch(recipe: Recipe, flags: Flags) -> None:
+def _batch(recipe: Recipe, flags: Flags, replica: int) -> None:
+    """Without --global-batch-size Megatron takes one micro-batch of each replica."""
     micro, total = flags.number("--micro-batch-size"), flags.number("--global-batch-size")
     recipe.put("training.micro_batch", micro or 1)
     if total is None:
-        (layout,) = next(iter((recipe.get("layouts") or {0: {"": {}}}).values())).values()
-        cut = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
         if recipe.gpus is None:
-            raise ConfigError(f"{flags.where}: --global-batch-size is missing. Add training.global_batch=128.")
-        total = (micro or 1) * recipe.gpus // cut
+            raise ConfigError(
+                f"{flags.where}: --global-batch-size is missing. Add training.global_batch=128."
+            )
+        total = (micro or 1) * recipe.gpus // replica
     recipe.put("training.global_batch", total)
     if (seq_len := flags.number("--seq-length")) is not None:
         recipe.put("training.seq_len", seq_len)
     steps, samples = flags.number("--train-iters"), flags.number("--train-samples")
     if steps is None and samples is not None:
         steps = samples // recipe.get("training.global_batch")
-        flags.note("--train-samples", f"{samples} samples are {steps} steps of {total}; --train-iters is written")
+        flags.note(
+            "--train-samples", f"{samples} samples are {steps} steps of {total}; --train-iters is written"
+        )
     if steps is not None:
         recipe.put("training.steps", steps)
 
@@ -109,7 +121,7 @@ def _precision(recipe: Recipe, flags: Flags) -> None:
     bf16, fp16 = flags.on("--bf16"), flags.on("--fp16")
     recipe.put("training.precision", "bf16" if bf16 else "fp16" if fp16 else "fp32")
     in_bf16, in_fp32 = flags.on("--grad-reduce-in-bf16"), flags.on("--accumulate-allreduce-grads-in-fp32")
-    if in_bf16 or in_fp32 or bf16:
+    if in_bf16 or in_fp32 or (bf16 and recipe.groups["engine"] == "megatron"):
         recipe.put("training.grad_accum_dtype", "bf16" if in_bf16 and not in_fp32 else "fp32")
 
 
@@ -141,10 +153,14 @@ def _warmup(recipe: Recipe, flags: Flags) -> None:
     samples = flags.number("--lr-warmup-samples")
     if fraction is not None and steps:
         warmup = round(fraction * steps)
-        flags.note("--lr-warmup-fraction", f"{fraction} of {steps} steps are {warmup}; --lr-warmup-iters is written")
+        flags.note(
+            "--lr-warmup-fraction", f"{fraction} of {steps} steps are {warmup}; --lr-warmup-iters is written"
+        )
     elif samples:
         warmup = samples // recipe.get("training.global_batch")
-        flags.note("--lr-warmup-samples", f"{samples} samples are {warmup} steps; --lr-warmup-iters is written")
+        flags.note(
+            "--lr-warmup-samples", f"{samples} samples are {warmup} steps; --lr-warmup-iters is written"
+        )
     recipe.put("training.optimizer.warmup_steps", warmup or 0)
     decay, decay_samples = flags.number("--lr-decay-iters"), flags.number("--lr-decay-samples")
     if decay is not None and decay != steps:
@@ -160,7 +176,8 @@ def take_data(recipe: Recipe, flags: Flags) -> None:
         recipe.put("data.path", " ".join(paths))
     if tokenizer := flags.text("--tokenizer-model"):
         recipe.put("data.tokenizer", tokenizer)
-        flags.left.pop("--tokenizer-type", None)
+        if kind := flags.text("--tokenizer-type"):
+            flags.note("--tokenizer-type", f"{kind}: the kind of file that data.tokenizer names decides it")
     for flag, key in (("--save", "checkpoint.dir"), ("--load", "checkpoint.load")):
         if place := flags.text(flag):
             recipe.put(key, place)

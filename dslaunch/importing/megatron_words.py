@@ -37,20 +37,26 @@ def command_line(text: str, where: str) -> CommandLine:
     """
     variables: dict[str, str] = {}
     found: tuple[list[str], int] | None = None
+    bare: list[str] = []
     for statement in _statements(text):
         match = _ASSIGNMENT.fullmatch(statement)
         if match and not _command_follows(match[3]):
             _assign(variables, match[1], match[3], more=bool(match[2]))
             continue
         words = _expanded(_split(statement, where), variables)
+        words = [part for word in words for part in (_split(word, where) if ".py " in word else [word])]
         at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
         if at is not None:
             found = (words, at)
-        elif found is None and words and words[0].startswith("--"):
-            found = (["", *words], 0)
+        elif words and words[0].startswith("--"):
+            bare += words
     sbatch = tuple(_SBATCH.findall(text))
+    if found is None and bare:
+        found = (["", *bare], 0)
     if found is None:
-        raise ConfigError(f"{where}: no command `... SCRIPT.py --num-layers ...` in it. Give the script that starts it.")
+        raise ConfigError(
+            f"{where}: no command `... SCRIPT.py --num-layers ...` in it. Give the script that starts it."
+        )
     words, at = found
     arguments = tuple(_until_operator(words[at + 1 :]))
     return CommandLine(tuple(words[:at]), words[at], arguments, sbatch)
@@ -89,9 +95,7 @@ def _command_follows(value: str) -> bool:
 
 def _assign(variables: dict[str, str], name: str, raw: str, *, more: bool) -> None:
     value = raw.strip()
-    if value.startswith("(") and value.endswith(")"):
-        value = value[1:-1].strip()
-    elif value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1:
+    if len(value) > 1 and value[0] + value[-1] in ("()", '""', "''"):
         value = value[1:-1].strip()
     else:
         value = value.partition(";")[0].strip()

@@ -48,6 +48,11 @@ class Recipe:
         return place
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The groups' choices as words of a command line."""
+        return tuple(f"{group}={choice}" for group, choice in self.groups.items())
+
+    @property
     def gpus(self) -> int | None:
         """GPUs that the cluster's name counts; None where it counts none."""
         match = _SIZED.fullmatch(self.groups.get("cluster", ""))
@@ -69,16 +74,17 @@ def _position(key: str) -> int:
 
 
 def begun(name: str, about: str, words: Sequence[str], script_arguments: Sequence[str] = ()) -> Recipe:
-    """A recipe with the user's words in it: group=choice and key=value.
+    """A recipe with the user's words in it: group=choice and key=value; of a key given twice, the last.
 
     Raises:
         ConfigError: a word that is no KEY=VALUE, or a value that is no YAML.
     """
     recipe = Recipe(name, about)
     for word in words:
-        key, separator, value = word.partition("=")
-        if not separator or not key:
+        if not word.partition("=")[0] or "=" not in word:
             raise ConfigError(f"'{word}' is not KEY=VALUE. Words for the recipe look like model=llama3_8b.")
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    for key, value in given.items():
         if key in GROUPS:
             recipe.groups[key] = value
         else:

@@ -19,7 +19,7 @@ _WIDTH = 110
 
 def yaml_text(tree: Mapping[str, Any], head: Sequence[str] = ()) -> str:
     """`tree` with its keys in the order given, short sections on one line, after `head` as comments."""
-    comments = [f"# {line}".rstrip() for line in head]
+    comments = [f"# {' '.join(line.splitlines())}".rstrip() for line in head]
     return "\n".join([*comments, *_block(tree, "")]) + "\n"
 
 
@@ -33,8 +33,23 @@ def _block(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
         elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
             yield shown
             yield from (f"{indent}  - {_flow(item)}" for item in value)
+        elif isinstance(value, list) and len(shown) + len(flow) > _WIDTH:
+            yield f"{shown} ["
+            yield from _wrapped([f"{_flow(item)}," for item in value], indent + "  ")
+            yield f"{indent}]"
         else:
             yield f"{shown} {flow}"
+
+
+def _wrapped(items: Sequence[str], indent: str) -> Iterator[str]:
+    line = indent + items[0]
+    for item in items[1:]:
+        if len(line) + 1 + len(item) > _WIDTH:
+            yield line
+            line = indent + item
+        else:
+            line += f" {item}"
+    yield line
 
 
 def _deep(value: Mapping[str, Any]) -> bool:

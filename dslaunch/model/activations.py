@@ -25,12 +25,13 @@ Adapters keep rank more elements a matrix, below 1 % at rank 32: left out; their
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dslaunch.model.blocks import Attention, Block, blocks, divided
 from dslaunch.model.matrices import Matrix, mlp_matrices
 from dslaunch.model.params import padded_vocab
 from dslaunch.model.shapes import layers
-from dslaunch.model.tokens import Reads
+from dslaunch.model.tokens import ALONE, Reads
 from dslaunch.schema.components import Component, Decoder, Mlp, Other
 
 _FP32 = 4
@@ -56,7 +57,7 @@ class Pass:
     backward pass."""
     width: int = 2
     """Bytes of an element: 2 for bf16 and fp16, 4 for fp32."""
-    reads: Reads = Reads()
+    reads: Reads = ALONE
     """Tokens of other components that attention reads."""
     ep: int = 1
 
@@ -66,6 +67,7 @@ class Pass:
         return 1 / self.tp if self.sequence_parallel else 1.0
 
 
+@lru_cache(maxsize=1024)
 def stage_bytes(component: Component, run: Pass, first: int, number: int) -> float:
     """Bytes that `number` layers from `first` on keep for one sample's backward pass."""
     last = first + number == layers(component)
@@ -84,7 +86,8 @@ def layer_bytes(component: Component, run: Pass, layer: int = 0) -> float:
     shape = blocks(component)[layer]
     if run.recompute == "full":
         return run.tokens * run.width * shape.hidden * run.whole
-    return run.width * _layer_elements(shape, run) + _FP32 * _statistics(shape, run)
+    crossed = run.reads.cross_at(layer)
+    return run.width * _layer_elements(shape, run, crossed) + _FP32 * _statistics(shape, run)
 
 
 def working_set_bytes(component: Component, run: Pass, layer: int = 0) -> float:
@@ -106,13 +109,13 @@ def logits_bytes(component: Component, run: Pass) -> float:
     return run.tokens * once * (1 + component.mtp_layers)
 
 
-def _layer_elements(layer: Block, run: Pass) -> float:
+def _layer_elements(layer: Block, run: Pass, crossed: int) -> float:
     """Elements of one sample's pass through a layer."""
     branches = len(layer.attentions) + (layer.ffn > 0 or layer.experts is not None)
     post = layer.norms > branches
     per_branch = 2 + post + layer.layer_scale
     outside = layer.hidden * run.whole * (branches * per_branch + _modulated(layer.modulation))
-    attention = sum(_attention_elements(each, run) for each in layer.attentions)
+    attention = sum(_attention_elements(each, run, crossed) for each in layer.attentions)
     return (
         run.tokens * (outside + divided(layer.ffn, run.tp) * (layer.halves + 1))
         + run.tokens * _routed_elements(layer, run)
@@ -125,9 +128,9 @@ def _modulated(factors: int) -> int:
     return factors // 3 * 2 if factors % 3 == 0 else factors // 2
 
 
-def _attention_elements(attention: Attention, run: Pass) -> float:
+def _attention_elements(attention: Attention, run: Pass, crossed: int) -> float:
     query, value, kv = attention.query_width(run.tp), attention.value_width(run.tp), attention.kv_width(run.tp)
-    keys = run.reads.cross if attention.cross else run.tokens + run.reads.shared
+    keys = crossed if attention.cross else run.tokens + run.reads.shared
     normed = run.tokens * query + keys * kv / 2 if attention.qk_norm else 0.0
     mla = attention.mla
     latents = 2 * (mla.q_lora_rank + mla.kv_lora_rank) * run.whole if mla else 0.0

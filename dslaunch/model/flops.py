@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dslaunch.model.blocks import Attention, Block, blocks
 from dslaunch.model.matrices import (
@@ -20,10 +21,8 @@ from dslaunch.model.matrices import (
     mtp_matrices,
     stem_matrices,
 )
-from dslaunch.model.tokens import Reads
+from dslaunch.model.tokens import ALONE, Reads
 from dslaunch.schema.components import Component, Decoder, Mlp, Other
-
-ALONE = Reads()
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Flops:
         return self.stem + sum(self.layers) + self.tail
 
 
+@lru_cache(maxsize=1024)
 def flops(component: Component, tokens: int, causal: bool = True, reads: Reads = ALONE) -> Flops:
     """FLOPs of one sample's pass of `tokens` tokens.
 
@@ -77,7 +77,7 @@ def layer_flops(
         return round(component.gflops * 1e9)
     if isinstance(component, Mlp):
         return _matrix_flops(mlp_matrices(component), tokens, 0)
-    products = _matrix_flops(layer_matrices(blocks(component)[layer]), tokens, reads.cross)
+    products = _matrix_flops(layer_matrices(blocks(component)[layer]), tokens, reads.cross_at(layer))
     return products + attention_core_flops(component, tokens, causal, layer, reads)
 
 
@@ -91,7 +91,7 @@ def attention_core_flops(
     """
     if isinstance(component, Mlp | Other):
         return 0
-    return _core(blocks(component)[layer], tokens, causal, reads)
+    return _core(blocks(component)[layer], tokens, causal, reads.cross_at(layer), reads.shared)
 
 
 def tail_flops(component: Component, tokens: int, causal: bool = True) -> int:
@@ -99,22 +99,24 @@ def tail_flops(component: Component, tokens: int, causal: bool = True) -> int:
     once = _matrix_flops(head_matrices(component), tokens, 0)
     if not isinstance(component, Decoder) or component.mtp_layers == 0:
         return once
-    further = _matrix_flops(mtp_matrices(component), tokens, 0) + _core(blocks(component)[-1], tokens, causal, ALONE)
+    further = _matrix_flops(mtp_matrices(component), tokens, 0)
+    further += _core(blocks(component)[-1], tokens, causal, 0, 0)
     return once + component.mtp_layers * (once + further)
 
 
-def _core(layer: Block, tokens: int, causal: bool, reads: Reads) -> int:
+def _core(layer: Block, tokens: int, causal: bool, crossed: int, shared: int) -> int:
     return sum(
-        2 * _pairs(attention, tokens, causal, reads) * attention.heads * (attention.head_dim + attention.value_dim)
+        2
+        * (tokens * crossed if attention.cross else _pairs(attention, tokens, causal, shared))
+        * attention.heads
+        * (attention.head_dim + attention.value_dim)
         for attention in layer.attentions
     )
 
 
-def _pairs(attention: Attention, tokens: int, causal: bool, reads: Reads) -> int:
-    """Query-key pairs of one head."""
-    if attention.cross:
-        return tokens * reads.cross
-    shared = tokens * reads.shared
+def _pairs(attention: Attention, tokens: int, causal: bool, shared_tokens: int) -> int:
+    """Query-key pairs of one head of a self-attention."""
+    shared = tokens * shared_tokens
     window = attention.window if 0 < attention.window < tokens else 0
     if not (causal and attention.causal):
         return tokens * (window or tokens) + shared

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from dslaunch.model.blocks import Attention, Block, blocks
-from dslaunch.schema.components import Component, Decoder, Mlp, Other, Transformer, ViT
+from dslaunch.schema.components import Component, Decoder, Mlp, Transformer, ViT
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,6 @@ def mlp_matrices(component: Mlp) -> tuple[Matrix, ...]:
     too, so that each matrix is divided by tp. With inner norms, which need whole widths, none is cut.
     """
     return tuple(_mlp_matrices(component))
-
-
-def matrices(component: Component) -> tuple[Matrix, ...]:
-    """Every matrix of a component that tp may cut, each layer's shape once."""
-    if isinstance(component, Mlp):
-        return mlp_matrices(component)
-    if isinstance(component, Other):
-        return ()
-    return tuple(dict.fromkeys(m for layer in blocks(component) for m in layer_matrices(layer)))
 
 
 def _mlp_matrices(component: Mlp) -> Iterator[Matrix]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dslaunch.errors import listed
 from dslaunch.model.blocks import blocks
-from dslaunch.model.matrices import matrices
+from dslaunch.model.matrices import mlp_matrices
 from dslaunch.schema.components import Component, Decoder, Mlp, Other
 
 
@@ -92,7 +92,8 @@ def _cut_widths(component: Component) -> dict[str, int]:
     if isinstance(component, Mlp):
         if component.inner_norms:
             return {"an MLP with inner_norms": 1}
-        return {f"width {cut}": cut for cut in (m.width_out if m.cut == "out" else m.width_in for m in matrices(component))}
+        cuts = [m.width_out if m.cut == "out" else m.width_in for m in mlp_matrices(component)]
+        return {f"width {cut}": cut for cut in cuts}
     widths = {f"heads {component.heads}": component.heads}
     for layer in blocks(component):
         experts = layer.experts

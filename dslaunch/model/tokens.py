@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslaunch.schema.components import Decoder, Mlp, Other, ViT
+from dslaunch.schema.components import Decoder, Mlp, Other, Transformer, ViT
 from dslaunch.schema.model import Model
 
 
@@ -12,10 +12,18 @@ from dslaunch.schema.model import Model
 class Reads:
     """Tokens of other components that one pass attends to."""
 
-    cross: int = 0
-    """Read by cross-attention."""
+    cross: tuple[int, ...] = ()
+    """Read by the cross-attention of each layer; empty: by none."""
     shared: int = 0
     """Beside the component's own in each self-attention: another component's keys, layer by layer."""
+
+    def cross_at(self, layer: int) -> int:
+        """What the cross-attention of one layer reads."""
+        return self.cross[layer] if self.cross else 0
+
+
+ALONE = Reads()
+"""Nothing of other components."""
 
 
 def own_tokens(model: Model, name: str, seq_len: int) -> int:
@@ -42,11 +50,19 @@ def own_tokens(model: Model, name: str, seq_len: int) -> int:
 
 def reads(model: Model, name: str) -> Reads:
     """What one pass of `name` attends to besides its own tokens."""
-    by_join = {
-        join: sum(edge.tokens for edge in model.edges if edge.to == name and edge.join == join)
-        for join in ("cross_attention", "shared_attention")
-    }
-    return Reads(by_join["cross_attention"], by_join["shared_attention"])
+    component = model.components[name]
+    incoming = [edge for edge in model.edges if edge.to == name]
+    shared = sum(edge.tokens for edge in incoming if edge.join == "shared_attention")
+    crossed = [edge for edge in incoming if edge.join == "cross_attention"]
+    if not crossed or not isinstance(component, Transformer):
+        return Reads(shared=shared)
+    return Reads(
+        tuple(
+            sum(edge.tokens for edge in crossed if not edge.to_layers or layer in edge.to_layers)
+            for layer in range(component.layers)
+        ),
+        shared,
+    )
 
 
 def _incoming(model: Model, name: str, otherwise: int) -> int:

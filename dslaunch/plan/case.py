@@ -88,6 +88,7 @@ class Case:
                 layout.zero,
                 shard,
                 layout.offload,
+                self.config.strategy.ddp.gradient_as_bucket_view,
             )
         )
 

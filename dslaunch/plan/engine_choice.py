@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslaunch.engines import ENGINES
 from dslaunch.engines.base import Engine, refusals
+from dslaunch.engines.deepspeed_modes import only_deepspeed
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.registry import ENGINES
+from dslaunch.engines.torch import only_torch
 from dslaunch.errors import listed
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
@@ -20,6 +22,9 @@ def capable(config: RunConfig, layouts: Mapping[str, Layout]) -> dict[str, list[
         name: refusals(
             engine, layouts, config.strategy.sharding, training.precision, training.schedule, decoders
         )
+        + engine.limits(config, layouts)
+        + only_deepspeed(config, name)
+        + only_torch(config, name)
         for name, engine in ENGINES.items()
     }
 

@@ -104,6 +104,7 @@ def to_plan(
             version=config.engine.version or engine.versions[0],
             sharding=config.strategy.sharding,
             path=config.engine.path,
+            shard_size=any_case.layout.shard_size or 0,
         ),
         engines=tuple(engines),
         components={name: _component_plan(case) for name, case in found.cases.items()},
@@ -137,12 +138,18 @@ def to_prediction(
         mfu=found.time.model_flops / step / peak,
         hfu=found.time.hardware_flops / step / peak,
         bubble=found.time.bubble,
+        usd_per_step=_price(config, step),
         band=NO_BAND,
         findings=tuple(findings),
         candidates=tuple(candidates),
         tables_sha256=tables.sha256(),
         plan_sha256=hashlib.sha256(to_json(plan).encode()).hexdigest(),
     )
+
+
+def _price(config: RunConfig, step_s: float) -> float | None:
+    price = config.cluster.price_per_gpu_hour
+    return None if price is None else price * config.cluster.world_size * step_s / 3600
 
 
 def _per_rank(
@@ -164,7 +171,7 @@ def _component_plan(case: Case) -> ComponentPlan:
         on_rank = case.params_on_rank(stage)
         layers = layout.layers_per_stage[stage]
         stages.append(
-            StagePlan(stage, layout.stage_ranks(stage), layers, on_rank, 0 if case.frozen else on_rank)
+            StagePlan(stage, layout.stage_ranks(stage), layers, on_rank, case.counts(stage).trained)
         )
     return ComponentPlan(
         tp=layout.tp, pp=layout.pp, vpp=layout.vpp, cp=layout.cp, ep=layout.ep, dp=layout.dp,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dslaunch.engines.base import Engine
 from dslaunch.plan.decisions import RUNTIME
+from dslaunch.plan.deepspeed_findings import MEMORY_NVME, by_script, nvme_gib, nvme_memory
 from dslaunch.plan.evaluate import Evaluated
 from dslaunch.planfile import Finding
 from dslaunch.schema.config import RunConfig
@@ -13,7 +14,7 @@ from dslaunch.schema.model import Decoder
 
 MEMORY_GPU = "memory.gpu"
 MEMORY_HOST = "memory.host"
-REFUSING = (MEMORY_GPU, MEMORY_HOST)
+REFUSING = (MEMORY_GPU, MEMORY_HOST, MEMORY_NVME)
 
 
 def limit_gib(config: RunConfig) -> float:
@@ -22,8 +23,10 @@ def limit_gib(config: RunConfig) -> float:
 
 
 def fits(config: RunConfig, found: Evaluated) -> bool:
-    """Whether GPU and host memory hold the plan."""
-    return found.peak_gib <= limit_gib(config) and found.host_gib <= config.cluster.node.host_memory_gib
+    """Whether GPU and host memory, and NVMe, hold the plan."""
+    node = config.cluster.node
+    in_memory = found.peak_gib <= limit_gib(config) and found.host_gib <= node.host_memory_gib
+    return in_memory and nvme_gib(config, found) <= node.nvme_gib
 
 
 def largest_terms(found: Evaluated) -> list[tuple[str, float]]:
@@ -45,6 +48,7 @@ def findings(config: RunConfig, engine: Engine, found: Evaluated, remedies: Sequ
     return [
         *_gpu_memory(config, found, remedies),
         *_host_memory(config, found),
+        *nvme_memory(config, found),
         *_choices(config, engine, found),
     ]
 
@@ -92,6 +96,7 @@ def _choices(config: RunConfig, engine: Engine, found: Evaluated) -> list[Findin
     return [
         *_grad_accum_choice(config, found),
         *_recompute_by_script(engine, found),
+        *by_script(config, engine, found),
         *_selective_recompute(found),
         *_long_sequence(config),
         *_no_program(config, engine),

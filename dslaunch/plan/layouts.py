@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.torch import shard_size
 from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.topology import describe, tensor_domain
 from dslaunch.model import shapes
@@ -58,9 +59,9 @@ def _mesh_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         meshes = [replace(end, zero=0, offload="none", recompute="none") for end in ends]
         if meshes[0] != meshes[1]:
             faults.append(
-                f"strategy.{edge.to} is {ends[1].describe()}, strategy.{edge.source} is {ends[0].describe()}: they "
-                "share attention layer by layer and need the same tp, pp, cp, dp, stages and micro-batches; set "
-                "both, or strategy.every"
+                f"strategy.{edge.to} is {ends[1].describe()}, strategy.{edge.source} is {ends[0].describe()}: "
+                "they share attention layer by layer and need the same tp, pp, cp, dp, stages and micro-batches; "
+                "set both, or strategy.every"
             )
     return faults
 
@@ -84,12 +85,19 @@ def _sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[s
             f"{trunk.max_positions} tokens"
         )
     cp = layouts[model.trunk].cp if model.trunk in layouts else 1
-    if cp > 1 and seq_len % (2 * cp):
-        faults.append(
-            f"training.seq_len is {seq_len}: context parallelism cuts it into 2 x cp {cp} = {2 * cp} parts, "
-            f"and {seq_len} / {2 * cp} = {seq_len / (2 * cp):.4g} is not whole"
-        )
-    return faults
+    return faults + (_cut_faults(config, cp) if cp > 1 else [])
+
+
+def _cut_faults(config: RunConfig, cp: int) -> list[str]:
+    """DeepSpeed's Ulysses gives each rank one piece of the sequence, Megatron's context parallelism two."""
+    seq_len, each = config.training.seq_len, 1 if config.engine.name == "deepspeed" else 2
+    if seq_len % (each * cp) == 0:
+        return []
+    shown = f"cp {cp}" if each == 1 else f"2 x cp {cp} = {2 * cp}"
+    return [
+        f"training.seq_len is {seq_len}: context parallelism cuts it into {shown} parts, and {seq_len} / "
+        f"{each * cp} = {seq_len / (each * cp):.4g} is not whole"
+    ]
 
 
 def _fixed_sequence(config: RunConfig) -> list[str]:
@@ -99,8 +107,8 @@ def _fixed_sequence(config: RunConfig) -> list[str]:
     if tokens == seq_len:
         return []
     return [
-        f"training.seq_len is {seq_len}, but {model.trunk}, the trunk of {model.name}, runs over {tokens} tokens a "
-        f"pass; training.seq_len can be {tokens}"
+        f"training.seq_len is {seq_len}, but {model.trunk}, the trunk of {model.name}, runs over {tokens} tokens "
+        f"a pass; training.seq_len can be {tokens}"
     ]
 
 
@@ -145,6 +153,7 @@ def _resolve_one(config: RunConfig, name: str, want: ComponentStrategy) -> tuple
         num_microbatches=num,
         rank_offset=want.rank_offset or 0,
         layers_per_stage=stages,
+        shard_size=shard_size(config),
     )  # fmt: skip
     faults += _schedule_faults(config, name, layout)
     return layout, faults
@@ -162,7 +171,7 @@ def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list
         )
     elif domain % tp:
         faults.append(
-            f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs of a node; some would cross nodes"
+            f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs that a fast link joins; some would cross it"
         )
     if wrong := shapes.legal_tp(component, tp, most=domain):
         faults.append(f"{key}.tp is {tp}: {wrong}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dslaunch.engines.deepspeed_buckets import bucket_elements, gathered_elements
+from dslaunch.engines.deepspeed_modes import hpz
 from dslaunch.model import params as counts
 from dslaunch.model.activations import logits_bytes, stage_bytes, working_set_bytes
 from dslaunch.model.params import Counts
 from dslaunch.model.shapes import width_out
+from dslaunch.plan import nvme
 from dslaunch.plan.case import Case
 from dslaunch.planfile import MemoryGib
 
@@ -25,9 +27,12 @@ def stage_memory(case: Case, stage: int) -> MemoryGib:
     states, expert_states = case.states, case.expert_states
     dense, experts = held.trained - held.trained_experts, held.trained_experts
     terms = {
-        "weights": dense * states.weights + experts * expert_states.weights + _frozen_bytes(case, held),
+        "weights": dense * states.weights
+        + experts * expert_states.weights
+        + _frozen_bytes(case, held)
+        + (0.0 if case.layout.offload == "cpu_params" else _second_partition(case, held)),
         "gradients": dense * states.gradients + experts * expert_states.gradients,
-        "optimizer": dense * states.optimizer + experts * expert_states.optimizer,
+        "optimizer": dense * states.optimizer + experts * expert_states.optimizer + _zenflow(case, held),
         "activations": 0.0 if case.frozen and not case.passes_gradient else _activations(case, stage),
         "boundary": _boundary(case, stage),
         "logits": _logits(case, stage),
@@ -44,10 +49,12 @@ def overhead_gib(case: Case, world_size: int) -> float:
 
 
 def host_gib_per_rank(case: Case, stage: int) -> float:
-    """Host memory of a rank: offloaded states."""
+    """Host memory of a rank: offloaded states, and the buffers through which they go to NVMe."""
     held = case.counts(stage)
     dense = held.trained - held.trained_experts
-    return (dense * case.states.host + held.trained_experts * case.expert_states.host) / GIB
+    states = dense * case.states.host + held.trained_experts * case.expert_states.host
+    second = _second_partition(case, held) if case.layout.offload == "cpu_params" else 0.0
+    return (states + second + nvme.host_bytes(case, stage)) / GIB
 
 
 def host_gib_per_node(rank_host_gib: Mapping[int, float], slots: int) -> float:
@@ -56,6 +63,23 @@ def host_gib_per_node(rank_host_gib: Mapping[int, float], slots: int) -> float:
     for rank, gib in rank_host_gib.items():
         nodes[rank // slots] = nodes.get(rank // slots, 0.0) + gib + 2.0
     return max(nodes.values())
+
+
+def _second_partition(case: Case, held: Counts) -> float:
+    """hpZ keeps the weights a second time, cut over a node: 2/hpz bytes a parameter (arXiv:2306.10209 section
+    3.3; deepspeed/runtime/zero/partition_parameters.py _partition_param_sec, 0.19.8)."""
+    size = hpz(case.config)
+    return held.total * case.width / size if size > 1 and case.layout.zero == 3 else 0.0
+
+
+def _zenflow(case: Case, held: Counts) -> float:
+    """ZenFlow's chosen columns have a gradient and two moments on the GPU, in the weights' own type
+    (deepspeed/ops/adam/zenflow_torch_adam.py, 0.19.8)."""
+    zenflow = case.config.strategy.zenflow
+    if not zenflow.enabled:
+        return 0.0
+    cut = case.layout.shard if case.layout.zero == 3 else 1
+    return 3 * case.width * zenflow.topk_ratio * held.trained / cut
 
 
 def _frozen_bytes(case: Case, held: Counts) -> float:
@@ -75,11 +99,12 @@ def _activations(case: Case, stage: int) -> float:
     first = max(first, case.lowest_layer)
     if first >= end:
         return 0.0
-    per_sample = stage_bytes(component, case.run, first, end - first)
+    run = case.run
+    per_sample = stage_bytes(component, run, first, end - first)
     kept = case.in_flight(stage) * case.samples * per_sample
     if layout.recompute != "full":
         return kept
-    working = max(working_set_bytes(component, case.run, layer) for layer in range(first, end))
+    working = max(working_set_bytes(component, run, layer) for layer in range(first, end))
     return kept + case.samples * working
 
 

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dslaunch.engines.base import WIDTH
+from dslaunch.engines.deepspeed_modes import hpz
 from dslaunch.hardware.efficiency import Efficiency
 from dslaunch.hardware.topology import group_link
 from dslaunch.model.flops import Flops, flops
+from dslaunch.plan import nvme
 from dslaunch.plan.case import Case
 from dslaunch.schema.cluster import Link
 from dslaunch.schema.model import Decoder
@@ -201,12 +203,42 @@ def _exposed_dp(case: Case, stage: int, efficiency: Efficiency, hideable: float)
     gathers = {0: 0, 3: 2 * times}.get(layout.zero, 1)
     gathered = held.total if layout.zero == 3 else held.trained
     gather = gathers * _seconds(link, share * gathered * case.width, n - 1, efficiency)
+    if layout.zero == 3:
+        reduce, gather = _zero_plus_plus(case, reduce, gather, efficiency)
+    reduce += times * _replica_seconds(case, held.trained * reduce_width / n, efficiency)
     overlapped = case.engine.overlaps_reduction and case.config.training.overlap_comm and layout.pp == 1
     if not overlapped:
         return reduce + gather
     if layout.zero == 3:
         return max(0.0, reduce + gather - hideable)
     return max(0.0, reduce - hideable) + gather
+
+
+def _replica_seconds(case: Case, shard_bytes: float, efficiency: Efficiency) -> float:
+    """HSDP's all-reduce of a shard of the gradients over its replicas."""
+    layout = case.layout
+    replicas = layout.dp * layout.cp // layout.shard
+    link = group_link(case.config.cluster, layout.ranks)
+    moved = 2 * (replicas - 1) / replicas * shard_bytes
+    return _seconds(link, moved, 2 * (replicas - 1), efficiency) if replicas > 1 else 0.0
+
+
+def _zero_plus_plus(case: Case, reduce: float, gather: float, efficiency: Efficiency) -> tuple[float, float]:
+    """(reduce, gather) with ZeRO++: int8 weights, int4 gradients, the backward's gather within a node.
+
+    qwZ moves half of bf16's bytes, qgZ a quarter, with scales of 1/64 of them (arXiv:2306.10209 section 3).
+    """
+    plus, size = case.config.strategy.zero_plus_plus, hpz(case.config)
+    scales = 1 + 1 / 64
+    if plus.quantized_gradients:
+        reduce *= scales / (2 * case.width)
+    if size > 1:
+        near = group_link(case.config.cluster, size)
+        far = group_link(case.config.cluster, case.layout.tp * case.layout.shard)
+        gather = gather / 2 * (1 + far.gb_per_s / near.gb_per_s)
+    if plus.quantized_weights:
+        gather *= scales / case.width
+    return reduce, gather
 
 
 def _optimizer_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
@@ -218,12 +250,12 @@ def _optimizer_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
 
 
 def _offload_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
-    """Gradients down and weights up over PCIe, and Adam in host memory."""
+    """Gradients down and weights up over PCIe, Adam in host memory, and what goes to NVMe and back."""
     if case.frozen or case.layout.offload == "none":
         return 0.0
     shard = case.counts(stage).trained / case.layout.shard
     pcie = case.config.cluster.gpu.pcie_gb_per_s * 1e9 * efficiency.pcie
-    gathers = 2 * case.layout.num_microbatches if case.layout.offload == "cpu_params" else 1
-    return shard * (4 + case.width * gathers) / pcie + shard * _ADAM_BYTES / (
-        efficiency.host_adam_gb_per_s * 1e9
-    )
+    gathers = 2 * case.layout.num_microbatches if case.layout.offload.endswith("_params") else 1
+    moved = shard * (4 + case.width * gathers) / pcie
+    adam = shard * _ADAM_BYTES / (efficiency.host_adam_gb_per_s * 1e9)
+    return moved + adam + nvme.seconds(case, stage)

@@ -111,9 +111,11 @@ class EnginePlan:
     version: str
     """The framework version that the files are rendered for."""
     sharding: str
-    """zero | ddp | fsdp2"""
+    """zero | ddp | fsdp2 | hsdp"""
     path: str = ""
     """A checkout of Megatron, for the engines that run its script."""
+    shard_size: int = 0
+    """hsdp: ranks that share one copy of the states; 0: all replicas do."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ class Prediction:
     """The same with recomputed FLOPs counted."""
     bubble: float
     """Share of the step in which the trunk's pipeline idles."""
+    usd_per_step: float | None
+    """Price of a step, US dollars; None where the cluster file has no price."""
     band: str
     """The error band of these figures."""
     findings: tuple[Finding, ...]

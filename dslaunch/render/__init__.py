@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from dslaunch.errors import ConfigError, listed
-from dslaunch.planfile import Plan, Prediction, to_json
+from dslaunch.planfile import ComponentPlan, Plan, Prediction, to_json
+from dslaunch.render import huggingface
+from dslaunch.render.accelerate import accelerate_config, torch_settings
 from dslaunch.render.context import Context, as_variables, context
-from dslaunch.render.deepspeed import deepspeed_config, trained
-from dslaunch.render.extra import merge_deepspeed, merge_megatron
+from dslaunch.render.deepspeed import RUNTIME_MODULE, deepspeed_config, trained
+from dslaunch.render.deepspeed_modes import with_modes
+from dslaunch.render.extra import merge_deepspeed
 from dslaunch.render.manifest import MANIFEST, manifest
 from dslaunch.render.megatron import megatron_flags
+from dslaunch.render.megatron_deepspeed import megatron_deepspeed_config, megatron_deepspeed_flags
+from dslaunch.render.megatron_flags import Flags
+from dslaunch.render.megatron_mimo import megatron_mimo_flags
 from dslaunch.render.program import launch_blocker
-from dslaunch.render.templates import Templates, require_json, require_lines
+from dslaunch.render.templates import Templates, require_json, require_lines, require_yaml
 from dslaunch.schema.config import RunConfig
 
 __all__ = ["MANIFEST", "launch_blocker", "manifest", "render"]
@@ -47,8 +53,13 @@ def render(
     ctx = context(plan, config, ds_config="ds_config.json" in configurations)
     files = {"plan.json": to_json(plan), "prediction.json": to_json(prediction)}
     files |= {name: _ds_config(templates, ctx, wanted) for name, wanted in configurations.items()}
-    if ctx.megatron:
-        files["megatron_args.txt"] = _megatron_args(templates, ctx, plan, config)
+    if arguments := _ARGUMENTS.get(plan.engine.name):
+        files["megatron_args.txt"] = _megatron_args(templates, ctx, arguments(plan, config))
+    if plan.engine.name == "torch" and plan.program.module != RUNTIME_MODULE:
+        files["accelerate.yaml"] = _accelerate(templates, ctx, accelerate_config(plan))
+        files["torch.json"] = to_json(torch_settings(plan, config))
+    if config.engine.huggingface:
+        files[huggingface.ARGUMENTS] = to_json(huggingface.arguments(plan, _first_trained(plan)))
     if ctx.hosts:
         files["hostfile"] = _hostfile(templates, ctx)
     if ctx.remote:
@@ -60,9 +71,16 @@ def render(
 
 def _one_for_all(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
     """One strategy for the whole model; the first component that trains stands for all."""
-    component = next(each for each in plan.components.values() if each.trainable)
-    made = deepspeed_config(plan, component, sum(map(trained, plan.components.values())), shared=True)
-    return {"ds_config.json": merge_deepspeed(made, config.engine.extra)}
+    component, by_trainer = _first_trained(plan), config.engine.huggingface
+    gradients = sum(map(trained, plan.components.values()))
+    made = deepspeed_config(plan, component, gradients, shared=True, scheduled=not by_trainer)
+    made = with_modes(made, plan, config, component)
+    made = merge_deepspeed(made, config.engine.extra, plan.engine.version)
+    return {"ds_config.json": huggingface.with_auto(made) if by_trainer else made}
+
+
+def _first_trained(plan: Plan) -> ComponentPlan:
+    return next(each for each in plan.components.values() if each.trainable)
 
 
 def _one_each(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -72,12 +90,18 @@ def _one_each(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
         for name, component in plan.components.items()
         if component.trainable
     }
-    return {f"ds_config.{name}.json": merge_deepspeed(each, config.engine.extra) for name, each in made.items()}
+    extra, version = config.engine.extra, plan.engine.version
+    return {f"ds_config.{name}.json": merge_deepspeed(each, extra, version) for name, each in made.items()}
+
+
+def _beside_arguments(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
+    """What DeepSpeed reads under Megatron-DeepSpeed's script."""
+    return {"ds_config.json": megatron_deepspeed_config(plan, config)}
 
 
 def _none(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
-    """No DeepSpeed; engine.extra has no reader then, but Megatron's flags."""
-    if config.engine.extra and plan.engine.name != "megatron":
+    """No DeepSpeed; engine.extra has no reader then, but a script's flags."""
+    if config.engine.extra and plan.engine.name not in _ARGUMENTS:
         key = next(iter(config.engine.extra))
         raise ConfigError(
             f"engine.extra.{key}: engine {plan.engine.name} has no configuration file that it could go into. "
@@ -90,7 +114,14 @@ _ENGINE_FILES: dict[str, Callable[[Plan, RunConfig], dict[str, dict[str, Any]]]]
     "deepspeed": _one_for_all,
     "native": _one_each,
     "megatron": _none,
+    "megatron_deepspeed": _beside_arguments,
+    "megatron_mimo": _none,
     "torch": _none,
+}
+_ARGUMENTS: dict[str, Callable[[Plan, RunConfig], Flags]] = {
+    "megatron": megatron_flags,
+    "megatron_deepspeed": megatron_deepspeed_flags,
+    "megatron_mimo": megatron_mimo_flags,
 }
 
 
@@ -101,9 +132,15 @@ def _ds_config(templates: Templates, ctx: Context, wanted: dict[str, Any]) -> st
     return text
 
 
-def _megatron_args(templates: Templates, ctx: Context, plan: Plan, config: RunConfig) -> str:
+def _accelerate(templates: Templates, ctx: Context, wanted: dict[str, Any]) -> str:
+    name = "accelerate.yaml.j2"
+    text = templates.render(name, {**as_variables(ctx), "config": wanted})
+    require_yaml(templates.path(name), text, wanted)
+    return text
+
+
+def _megatron_args(templates: Templates, ctx: Context, flags: Flags) -> str:
     name = "megatron_args.txt.j2"
-    flags = merge_megatron(megatron_flags(plan, config), config.engine.extra, plan.engine.version)
     pairs = [(flag, list(values)) for flag, values in flags.items()]
     text = templates.render(name, {**as_variables(ctx), "flags": pairs})
     require_lines(templates.path(name), text, [" ".join((flag, *values)) for flag, values in flags.items()])

@@ -9,14 +9,14 @@ from typing import Any
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
 from dslaunch.render.environment import Variable, carried, passed_names, variables
-from dslaunch.render.program import launch_blocker, program_words
+from dslaunch.render.program import MEGATRON_ENGINES, launch_blocker, program_words
 from dslaunch.render.slurm import SlurmContext, slurm_context
 from dslaunch.schema.config import RunConfig
 
 CONTEXT_SCHEMA = "dslaunch.context/1"
 SEVERAL_NODES_PORT = "29500"
 """Rendezvous port of several nodes where none is given; a single node takes a free one at launch."""
-_TORCHRUN_ENGINES = frozenset({"torch", "megatron"})
+_TORCHRUN_ENGINES = frozenset({"torch", "megatron", "megatron_mimo"})
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         blocker=launch_blocker(plan, config.engine.extra),
         program=program_words(plan),
         ds_config=ds_config,
-        megatron=plan.engine.name == "megatron",
+        megatron=plan.engine.name in MEGATRON_ENGINES,
         megatron_path=plan.engine.path,
         variables=environment,
         carried=carried(environment),

@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration of one component, or of the whole model, as DeepSpeed 0.19.8 reads it.
+"""The DeepSpeed configuration of one component, or of the whole model, as DeepSpeed 0.16.9 to 0.19.8 read it.
 
 Left out on purpose: `overlap_comm` where nothing reads it (stage 0, and pipelines); `activation_checkpointing`,
 which only a script that calls deepspeed.checkpointing.configure reads, not the engine; `scheduler` for
@@ -24,12 +24,15 @@ def trained(component: ComponentPlan) -> int:
     return max(stage.trainable_on_rank for stage in component.stages)
 
 
-def deepspeed_config(plan: Plan, component: ComponentPlan, gradients: int, shared: bool) -> dict[str, Any]:
+def deepspeed_config(
+    plan: Plan, component: ComponentPlan, gradients: int, shared: bool, scheduled: bool = True
+) -> dict[str, Any]:
     """What deepspeed.initialize gets for `component`.
 
     Args:
         gradients: parameters with a gradient on a rank: a bucket is never larger.
         shared: the component stands for the whole model (engine deepspeed), not for itself (engine native).
+        scheduled: a script gets its learning rates from here.
 
     Raises:
         ConfigError: a combination that DeepSpeed 0.19.8 refuses.
@@ -45,10 +48,13 @@ def deepspeed_config(plan: Plan, component: ComponentPlan, gradients: int, share
         "data_types": _data_types(plan, component),
         "wall_clock_breakdown": False,
     }
-    if plan.training.precision != "fp32":
-        config[plan.training.precision] = {"enabled": True}
+    if plan.training.precision == "fp16":
+        config["fp16"] = {"enabled": True}
+    if plan.training.precision == "bf16":
+        # Written out, since its default went from false to true with 0.19.3.
+        config["bf16"] = {"enabled": True, "check_grad_overflow": True}
     if not runtime:
-        config |= {"steps_per_print": PRINT_EVERY, **_scheduler(plan)}
+        config |= {"steps_per_print": PRINT_EVERY, **(_scheduler(plan) if scheduled else {})}
     if not shared:
         # Tags are this component's own; the check of them is a collective over the world.
         config["checkpoint"] = {"tag_validation": "Ignore"}

@@ -11,10 +11,14 @@ from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
 
 RUN_DIR = '"$DSLAUNCH_RUN_DIR"'
-MEGATRON_SCRIPT = '"$DSLAUNCH_MEGATRON_PATH"/pretrain_gpt.py'
+MEGATRON_SCRIPTS = {"megatron": "pretrain_gpt.py", "megatron_deepspeed": "pretrain_gpt.py"}
+"""By engine: what runs in the checkout that engine.path names."""
+MEGATRON_ENGINES = frozenset({*MEGATRON_SCRIPTS, "megatron_mimo"})
+"""Engines whose program reads megatron_args.txt, with a checkout on its path."""
 _PLACEHOLDER = re.compile(r"(\{(?:plan|ds_config|run_dir|checkpoint_dir)\})")
 _MEGATRON_DATA = {"mock-data", "data-args-path", "per-split-data-args-path", "train-data-path"}
 """Keys of engine.extra that say where Megatron's data come from, instead of data.path."""
+_RANDOM_TOKENS = {"megatron": ", or engine.extra.mock-data=true for random tokens"}
 
 
 def checkpoint_word(plan: Plan) -> str:
@@ -34,13 +38,13 @@ def program_words(plan: Plan) -> tuple[str, ...]:
         "{run_dir}": RUN_DIR,
         "{checkpoint_dir}": checkpoint_word(plan),
     }
-    if plan.engine.name == "deepspeed":
+    if plan.engine.name in ("deepspeed", "megatron_deepspeed"):
         paths["{ds_config}"] = f"{RUN_DIR}/ds_config.json"
     arguments = [_word(argument, paths, plan.engine.name) for argument in plan.program.args]
     if plan.program.module:
         return ("-m", shlex.quote(plan.program.module), *arguments)
-    if plan.engine.name == "megatron" and not plan.program.script:
-        return (MEGATRON_SCRIPT, *arguments)
+    if plan.engine.name in MEGATRON_SCRIPTS and not plan.program.script:
+        return (f'"$DSLAUNCH_MEGATRON_PATH"/{MEGATRON_SCRIPTS[plan.engine.name]}', *arguments)
     return (shlex.quote(plan.program.script), *arguments)
 
 
@@ -62,7 +66,12 @@ def launch_blocker(plan: Plan, extra: Mapping[str, Any]) -> str:
     Args:
         extra: engine.extra.
     """
-    if plan.engine.name == "megatron":
+    if plan.engine.name == "megatron_mimo" and not plan.program.script:
+        return (
+            f"Megatron-LM's examples/mimo/pretrain_mimo.py builds a model of its own, not {plan.model['name']}. "
+            "Add script=PATH: an entry of yours that registers a provider for it"
+        )
+    if plan.engine.name in MEGATRON_ENGINES:
         return _megatron_blocker(plan, extra)
     if not plan.program.script and not plan.program.module:
         return (
@@ -76,7 +85,7 @@ def _megatron_blocker(plan: Plan, extra: Mapping[str, Any]) -> str:
     if not plan.files.data_path and not _MEGATRON_DATA & set(extra):
         return (
             "data.path is empty: Megatron needs a data set. Add data.path=PREFIX (what stands before .bin and "
-            ".idx), or engine.extra.mock-data=true for random tokens"
+            f".idx){_RANDOM_TOKENS.get(plan.engine.name, '')}"
         )
     if not plan.files.tokenizer and "tokenizer-type" not in extra and "mock-data" not in extra:
         return (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import to_json
@@ -81,6 +82,18 @@ def require_json(path: Path, text: str, expected: Any) -> None:
             f"{path}: {difference}. A template places what was planned; add or change keys with "
             "engine.extra.KEY=VALUE"
         )
+
+
+def require_yaml(path: Path, text: str, expected: Any) -> None:
+    """The same for YAML."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{path}: what it renders is not YAML: {error}. Write values with the filter json"
+        ) from error
+    if difference := first_difference(expected, found):
+        raise ConfigError(f"{path}: {difference}. A template places what was planned; change the plan instead")
 
 
 def require_lines(path: Path, text: str, expected: Sequence[str]) -> None:

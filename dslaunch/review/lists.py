@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -16,7 +16,7 @@ from dslaunch.compose import names
 from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.model.params import params
 from dslaunch.paths import data_dirs
-from dslaunch.schema.cluster import Gpu
+from dslaunch.schema.cluster import Gpu, Node
 from dslaunch.schema.model import Model
 from dslaunch.schema.strategy import Strategy
 from dslaunch.schema.validate import keys_of, models_at
@@ -41,21 +41,31 @@ def model_rows(site: Path | None) -> list[tuple[str, ...]]:
 
 
 def cluster_rows(site: Path | None) -> list[tuple[str, ...]]:
-    """(name, GPU, memory, GPUs a node); sizes go before the name: 64xA100."""
-    rows: list[tuple[str, ...]] = []
-    for name in names("cluster", site):
-        tree = _load(_folders("cluster", site), name)
-        if "gpu" not in tree:
-            aliased = next((d for d in tree.get("defaults", []) if d != "_self_"), "?")
-            rows.append((name, f"= {aliased}", "", ""))
-            continue
-        try:
-            gpu = TypeAdapter(Gpu).validate_python(tree["gpu"])
-        except ValidationError:
-            rows.append((name, "not valid: see `dslaunch plan`", "", ""))
-            continue
-        rows.append((name, gpu.name, f"{gpu.memory_gib:g} GiB", f"{tree['node']['gpus']} a node"))
-    return rows
+    """(name, GPU, memory, GPUs a node, network); sizes go before the name: 64xA100."""
+    return [(name, *_cluster(name, site)) for name in names("cluster", site)]
+
+
+def _cluster(name: str, site: Path | None) -> tuple[str, str, str, str]:
+    own = _load(_folders("cluster", site), name)
+    if set(own) == {"defaults"}:
+        return f"= {next(d for d in own['defaults'] if d != '_self_')}", "", "", ""
+    tree = _joined(own, site)
+    try:
+        gpu, node = Gpu.model_validate(tree["gpu"]), Node.model_validate(tree["node"])
+    except (KeyError, ValidationError):
+        return "not valid: `dslaunch plan` says why", "", "", ""
+    network = str((tree.get("network") or {}).get("kind", "one node"))
+    return gpu.name, f"{gpu.memory_gib:g} GiB", f"{node.gpus} a node", network
+
+
+def _joined(tree: dict[str, Any], site: Path | None) -> dict[str, Any]:
+    """A cluster file laid over the one it names in its defaults, section by section."""
+    bases = [str(base) for base in tree.get("defaults", []) if base != "_self_"]
+    below = _joined(_load(_folders("cluster", site), bases[0]), site) if bases else {}
+    return {
+        key: {**below.get(key, {}), **value} if isinstance(value, dict) else value
+        for key, value in {**below, **tree}.items()
+    }
 
 
 def schema_rows(dotted: str) -> list[tuple[str, ...]]:
@@ -124,7 +134,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def _load(folders: list[Path], name: str) -> dict[str, Any]:
-    file = next(f for folder in folders if (f := folder / f"{name}.yaml").is_file())
+    file = next((f for folder in folders if (f := folder / f"{name}.yaml").is_file()), None)
+    if file is None:
+        return {}
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -136,5 +148,7 @@ def _folders(group: str, site: Path | None) -> list[Path]:
     return [folder / group for folder in data_dirs("conf", site)]
 
 
-def _first(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else ""
+def _first(text: str, most: int = 80) -> str:
+    """The first source of several, cut where it is long."""
+    first = text.strip().partition("\n")[0].partition(";")[0]
+    return first if len(first) <= most else first[: most - 3] + "..."

@@ -64,7 +64,7 @@ def _memory(plan: Plan, prediction: Prediction) -> Table:
     short = ("weight", "grad", "optim", "activ", "bound", "logits", "buffer", "total")
     largest = max(stage.memory_gib.total for stages in prediction.components.values() for stage in stages)
     unit, scale = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
-    where = "GPU" if plan.cluster.accelerator == "cuda" else "process"
+    where = "process" if plan.cluster.accelerator == "cpu" else "GPU"
     table = _table(f"Memory, {unit} on one {where}", "component", "params", *short)
     for name, stages in prediction.components.items():
         for decided, predicted in zip(plan.components[name].stages, stages, strict=True):
@@ -90,11 +90,13 @@ def _peak(prediction: Prediction) -> str:
 
 
 def _time(plan: Plan, prediction: Prediction) -> str:
+    steps, usd = plan.training.steps, prediction.usd_per_step
+    price = "" if usd is None else f", ${usd * steps:,.0f}"
     return (
         f"step {_seconds(prediction.step_time_s)}, {prediction.tokens_per_s:,.0f} tokens/s, "
         f"{prediction.samples_per_s:,.3g} samples/s, MFU {prediction.mfu:.1%}, HFU {prediction.hfu:.1%}, "
-        f"bubble {prediction.bubble:.1%}; {plan.training.steps:,} steps "
-        f"{_seconds(prediction.step_time_s * plan.training.steps)} ({prediction.band}; loading data not counted)"
+        f"bubble {prediction.bubble:.1%}; {steps:,} steps "
+        f"{_seconds(prediction.step_time_s * steps)}{price} ({prediction.band}; loading data not counted)"
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.files.fileset import FileSet, read_fileset, read_paths
 from dslaunch.planfile import Finding, Plan, plan_from_json
 from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
-from dslaunch.rules.settings import Settings, of_plan
+from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings, of_plan
 
 
 def check(plan: Plan | None, files: FileSet, settings: Settings) -> tuple[Finding, ...]:
@@ -30,12 +31,25 @@ def check_rendered(
     plan: Plan, files: Mapping[str, str], settings: Settings | None = None
 ) -> tuple[Finding, ...]:
     """The findings on our own rendered files, `{name: text}`; the settings are the plan's where None."""
-    return check(plan, read_fileset(files), settings or of_plan(plan))
+    fileset = read_fileset(files)
+    return check(plan, fileset, settings or _planned(plan, fileset))
 
 
 def check_paths(paths: Sequence[Path], settings: Settings) -> tuple[Finding, ...]:
-    """The findings on files written elsewhere; raises ConfigError for one that can't be read as text."""
-    return check(None, read_paths(paths), settings)
+    """The findings on files written elsewhere, judged by the plan.json among them where there is one.
+
+    Raises:
+        ConfigError: a file that can't be read as text, two plans, or settings that contradict the plan.
+    """
+    files = read_paths(paths)
+    plans = files.of("plan")
+    if not plans:
+        return check(None, files, settings)
+    if len(plans) > 1:
+        names = listed(file.name for file in plans)
+        raise ConfigError(f"{names}: {len(plans)} plans, and one is needed. Check one run's files at a time.")
+    plan = plan_from_json(plans[0].text, plans[0].name)
+    return check(plan, files, _beside_plan(settings, _planned(plan, files), plans[0].name))
 
 
 def check_folder(folder: Path) -> tuple[Finding, ...]:
@@ -43,7 +57,25 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
     files = read_paths(sorted(path for path in folder.iterdir() if path.is_file()))
     plan_file = folder / "plan.json"
     plan = plan_from_json(plan_file.read_text(encoding="utf-8"), str(plan_file))
-    return check(plan, files, of_plan(plan))
+    return check(plan, files, _planned(plan, files))
+
+
+def _planned(plan: Plan, files: FileSet) -> Settings:
+    """The plan's settings; Hugging Face reads the files where the Trainer's arguments are among them."""
+    return replace(of_plan(plan), huggingface=bool(files.of("hf_arguments")))
+
+
+def _beside_plan(given: Settings, planned: Settings, name: str) -> Settings:
+    """The plan's settings, but for another DeepSpeed that is asked about, and what the plan does not say."""
+    if given.world_size not in (None, planned.world_size):
+        raise ConfigError(
+            f"--world-size {given.world_size}, but {name} is for {planned.world_size} ranks. Leave the option or "
+            "the plan out."
+        )
+    huggingface = planned.huggingface if given.huggingface is None else given.huggingface
+    another = given.deepspeed_version != NEWEST_DEEPSPEED
+    version = given.deepspeed_version if another else planned.deepspeed_version
+    return replace(planned, deepspeed_version=version, huggingface=huggingface)
 
 
 def waive(

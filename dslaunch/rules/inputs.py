@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from dslaunch.engines.deepspeed_keys import release, table
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START
 from dslaunch.planfile import Plan
-from dslaunch.rules.keytable import table
 from dslaunch.rules.registry import Hit, RaisedBy, hit, rule
-from dslaunch.rules.settings import Settings, release
+from dslaunch.rules.settings import Settings
 
 _PARSER = "deepspeedai/DeepSpeed:deepspeed/runtime/config.py (hjson), runtime/config_utils.py 0.19.8, run"
 

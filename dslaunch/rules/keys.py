@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslaunch.engines.deepspeed_keys import rejects_unknown, release, table
 from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import dotted
 from dslaunch.planfile import Plan
-from dslaunch.rules.keytable import Entry, Section, entries, table
+from dslaunch.rules.keytable import Entry, entries
 from dslaunch.rules.registry import Hit, hit, rule
-from dslaunch.rules.settings import Settings, release
+from dslaunch.rules.settings import Settings
 from dslaunch.rules.values import allowed, effect_of_type, expected, fits, in_range, is_placeholder, shown
 
 _CONFIG = "deepspeed/runtime/config.py"
@@ -58,10 +59,9 @@ def misplaced(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
 )
 def removed(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A key of a feature that DeepSpeed has removed: its mere presence raises, `enabled: false` too."""
-    version = release(settings.deepspeed_version)
     for file, entry in _entries(files):
         key = entry.key
-        if key is not None and key.removed and release(key.removed) <= version:
+        if key is not None and key.gone(settings.deepspeed_version):
             name = dotted(entry.path)
             moved = f"Use {key.moved_to} instead." if key.moved_to else f"Delete '{name}'."
             message = f"'{name}' was removed in DeepSpeed {key.removed}, which raises DeepSpeedConfigError for it."
@@ -76,11 +76,10 @@ def removed(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
 )
 def too_new(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A key that the chosen DeepSpeed doesn't have yet."""
-    version = release(settings.deepspeed_version)
     newer: set[tuple[str, ...]] = set()
     for file, entry in _entries(files):
         key = entry.key
-        if key is None or not key.absent or version > release(key.absent):
+        if key is None or not key.lacks(settings.deepspeed_version):
             continue
         newer.add((file.name, *entry.path))
         if (file.name, *entry.path[:-1]) in newer:
@@ -197,15 +196,10 @@ def _unread(
 ) -> Hit:
     """A hit on a key that the section doesn't read in this version."""
     dropped = entry.value == "auto" and entry.section.parser == "pydantic"
-    if _rejects(entry.section, settings.deepspeed_version) and not dropped:
+    if rejects_unknown(entry.section, settings.deepspeed_version) and not dropped:
         return hit(file, entry.path, f"{message} DeepSpeed refuses the file (ValidationError).", fix)
     effect = "DeepSpeed ignores it without a word."
     return hit(file, entry.path, f"{message} {effect}", fix, severity="wrong", raised_by="nobody")
-
-
-def _rejects(section: Section, version: str) -> bool:
-    recent = not section.rejects_since or release(section.rejects_since) <= release(version)
-    return section.unknown == "rejected" and recent
 
 
 def _twin(file: File, entry: Entry) -> str | None:

@@ -3,79 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
-from dslaunch.rules.registry import Hit, Severity, rule
+from dslaunch.rules.registry import SEVERITIES, Hit, Severity, hit, rule
 from dslaunch.rules.settings import Settings
 
 _OURS = "dslaunch's own ledger: dslaunch/plan/findings.py"
+_TEXTS = ("where", "message", "fix")
 
 
-def _repeated(rule_id: str, files: FileSet) -> Iterator[Hit]:
+def _repeats(rule_id: str, severity: Severity, summary: str) -> None:
+    """Register a rule that repeats the plan's findings of this id."""
+
+    def check(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+        for file in files.of("prediction"):
+            for row in _findings(file):
+                if isinstance(row, dict) and row.get("rule") == rule_id and not _fault(row):
+                    yield Hit(row["where"], None, row["message"], row["fix"], row["severity"])
+
+    check.__doc__ = summary
+    rule(rule_id, severity=severity, raised_by="nobody", evidence=_OURS)(check)
+
+
+_REPEATED: tuple[tuple[str, Severity, str], ...] = (
+    ("memory.gpu", "error", "The fullest GPU needs more memory than it has, or than goal.memory_fraction leaves."),
+    ("memory.host", "error", "A node needs more host memory than it has: offloaded states and the processes."),
+    ("memory.nvme", "error", "A node needs more NVMe than it has, or as much as is said."),
+    ("training.grad-accum", "info", "The type that gradients are accumulated in was chosen by the plan."),
+    ("recompute.script", "info", "The plan counts on recompute that only the user's script can do."),
+    ("recompute.selective", "info", "Selective recompute saves next to nothing beside fused attention."),
+    ("model.positions", "wrong", "Sequences are longer than the model was made for."),
+    ("program.missing", "info", "No program is named, and the engine has none of its own."),
+    ("pipeline.bubble", "slow", "Few micro-batches in many stages leave the pipeline idle."),
+    ("runtime.native", "info", "dslaunch.runtime does not execute a layout per component yet."),
+    ("autotp.script", "info", "AutoTP's ranks need the same samples, and a model that it knows how to cut."),
+    ("ulysses.script", "info", "Ulysses leaves cutting sequences, and attention over them, to the script."),
+    ("activation-checkpointing.script", "info", "Only a script that calls deepspeed.checkpointing reads it."),
+    ("huggingface.arguments", "info", "The Trainer must get the arguments that the plan was made for."),
+)
+for _row in _REPEATED:
+    _repeats(*_row)
+
+
+@rule("own.prediction", severity="error", raised_by="nobody", evidence="dslaunch's own: dslaunch.prediction/1")
+def prediction(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A finding in prediction.json that can't be read, such as one whose severity was written by hand."""
     for file in files.of("prediction"):
-        for finding in _findings(file):
-            if finding.get("rule") == rule_id:
-                severity = cast(Severity, finding.get("severity"))
-                where, message = str(finding.get("where")), str(finding.get("message"))
-                yield Hit(where, None, message, str(finding.get("fix")), severity)
+        for index, row in enumerate(_findings(file)):
+            if fault := _fault(row):
+                fix = "Render again, or take the finding out; --accept RULE waives one."
+                yield hit(file, ("findings", index), f"finding {index}: {fault}.", fix)
 
 
-def _findings(file: File) -> list[dict[str, Any]]:
+def _findings(file: File) -> list[Any]:
     found = file.get("findings")
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    return found if isinstance(found, list) else []
 
 
-@rule("memory.gpu", severity="error", raised_by="nobody", evidence=_OURS)
-def memory_gpu(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """The fullest GPU needs more memory than it has, or than goal.memory_fraction leaves."""
-    yield from _repeated("memory.gpu", files)
-
-
-@rule("memory.host", severity="error", raised_by="nobody", evidence=_OURS)
-def memory_host(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A node needs more host memory than it has: offloaded states and the processes themselves."""
-    yield from _repeated("memory.host", files)
-
-
-@rule("training.grad-accum", severity="info", raised_by="nobody", evidence=_OURS)
-def grad_accum(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """The type that gradients are accumulated in was chosen by the plan."""
-    yield from _repeated("training.grad-accum", files)
-
-
-@rule("recompute.script", severity="info", raised_by="nobody", evidence=_OURS)
-def recompute_script(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """The plan counts on recompute that only the user's script can do."""
-    yield from _repeated("recompute.script", files)
-
-
-@rule("recompute.selective", severity="info", raised_by="nobody", evidence=_OURS)
-def recompute_selective(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """Selective recompute saves next to nothing beside a fused attention kernel."""
-    yield from _repeated("recompute.selective", files)
-
-
-@rule("model.positions", severity="wrong", raised_by="nobody", evidence=_OURS)
-def model_positions(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """Sequences are longer than the model was made for."""
-    yield from _repeated("model.positions", files)
-
-
-@rule("program.missing", severity="info", raised_by="nobody", evidence=_OURS)
-def program_missing(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """No program is named, and the engine has none of its own."""
-    yield from _repeated("program.missing", files)
-
-
-@rule("runtime.native", severity="info", raised_by="nobody", evidence=_OURS)
-def runtime_native(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """dslaunch.runtime does not execute a layout per component yet."""
-    yield from _repeated("runtime.native", files)
-
-
-@rule("pipeline.bubble", severity="slow", raised_by="nobody", evidence=_OURS)
-def pipeline_bubble(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """Few micro-batches in many stages leave the pipeline idle."""
-    yield from _repeated("pipeline.bubble", files)
+def _fault(row: Any) -> str:
+    """What is wrong with one finding; empty where nothing is."""
+    if not isinstance(row, dict):
+        return "is no object"
+    if row.get("severity") not in SEVERITIES:
+        return f"severity is {row.get('severity')!r}; allowed is {' | '.join(SEVERITIES)}"
+    missing = [name for name in _TEXTS if not isinstance(row.get(name), str)]
+    return f"'{missing[0]}' is no text" if missing else ""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from dslaunch.engines.deepspeed_keys import release
 from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import Path, Position
 from dslaunch.planfile import Plan
-from dslaunch.rules.settings import Settings, release
+from dslaunch.rules.settings import Settings
 
 Severity = Literal["info", "deprecated", "slow", "memory", "wrong", "hang", "error"]
 SEVERITIES: tuple[Severity, ...] = ("info", "deprecated", "slow", "memory", "wrong", "hang", "error")

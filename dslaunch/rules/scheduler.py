@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslaunch.engines.deepspeed_keys import release
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, hit, rule
-from dslaunch.rules.settings import Settings, release
+from dslaunch.rules.settings import Settings
 
 _WARMUP = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _WITH_TOTAL = ("WarmupDecayLR", "WarmupCosineLR")

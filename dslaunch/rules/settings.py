@@ -44,11 +44,6 @@ class Settings:
         return self.world_size // model_parallel
 
 
-def release(version: str) -> tuple[int, ...]:
-    """`0.19.8` as (0, 19, 8): compares as versions do."""
-    return tuple(int(part) for part in version.split("."))
-
-
 def of_plan(plan: Plan) -> Settings:
     """The settings that a plan decides. A rendered DeepSpeed JSON never relies on `auto`."""
     reads_deepspeed = plan.engine.name in ("deepspeed", "megatron_deepspeed", "native")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dslaunch.engines.deepspeed_keys import Key
 from dslaunch.files.position import dotted
 from dslaunch.rules.coercion import coerces, number
-from dslaunch.rules.keytable import Entry, Key
+from dslaunch.rules.keytable import Entry
 from dslaunch.rules.registry import RaisedBy, Severity
 
 HF_FILLED = frozenset({

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dslaunch.schema.base import NonNegative, Part, Positive, PositiveFloat, Texts
+from dslaunch.schema.deepspeed import ActivationCheckpointing, Monitor
 
 
 class Goal(Part):
@@ -19,12 +20,19 @@ class Goal(Part):
 class Engine(Part):
     """Who executes the plan."""
 
-    name: Literal["auto", "deepspeed", "torch", "native", "megatron", "megatron_deepspeed"] = "auto"
+    name: Literal[
+        "auto", "deepspeed", "torch", "native", "megatron", "megatron_deepspeed", "megatron_mimo"
+    ] = "auto"
     """auto: the first engine that can execute the layout."""
     version: str = ""
     """Version of the framework that the files are for; the engine's newest where it is empty."""
     path: str = ""
     """A checkout of Megatron-LM or Megatron-DeepSpeed, for the engines that run its pretrain script."""
+    huggingface: bool = False
+    """Hugging Face's Trainer reads the DeepSpeed JSON: what it fills in stands there as `auto`, and the arguments
+    it needs for that in hf_args.json (engine deepspeed)."""
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing()
+    monitor: Monitor = Monitor()
     extra: dict[str, Any] = {}
     """What the framework takes and dslaunch does not model, checked against the framework's own keys."""
 
@@ -109,6 +117,8 @@ class Checkpoint(Part):
     """Optimizer steps between checkpoints; 0 saves one at the end only."""
     load: str = ""
     """Checkpoint to start from."""
+    universal: bool = False
+    """That checkpoint was converted by DeepSpeed's ds_to_universal.py, and may come from another layout."""
 
 
 class Run(Part):

@@ -23,7 +23,8 @@ class Lora(Part):
         "q", "k", "v", "o", "gate", "up", "down",
     )  # fmt: skip
     """Which matrices: projections of attention (qkv is one fused matrix) and MLP, routed experts, adaptive
-    norms' projections, the patch embedding, the output head, the pooling head. All of an MLP component's."""
+    norms' projections, the patch embedding, the output head, the pooling head; of latent attention q is both
+    query matrices, k the down- and v the up-projection. An MLP component adapts all it has."""
 
 
 class Experts(Part):

@@ -11,6 +11,7 @@ from dslaunch.errors import listed, nearest
 from dslaunch.schema.base import Name, NonNegative, Part, Positive
 from dslaunch.schema.components import Component, Decoder, Mlp, Other, Transformer, ViT
 
+_WITH_LAYERS = Decoder | Transformer | ViT
 __all__ = ["Component", "Decoder", "Edge", "Mlp", "Model", "Other", "Transformer", "ViT"]
 
 
@@ -47,7 +48,7 @@ class Model(Part):
     def _edges_join_components(self) -> Model:
         if not self.components:
             raise ValueError("components is empty: a model has at least one")
-        if not any(isinstance(c, Decoder | Transformer | ViT) for c in self.components.values()):
+        if not any(isinstance(c, _WITH_LAYERS) for c in self.components.values()):
             raise ValueError("no component has layers (decoder, transformer, vit): the trunk is missing")
         for edge in self.edges:
             for end in (edge.source, edge.to):
@@ -69,10 +70,11 @@ class Model(Part):
 
     @property
     def trunk(self) -> str:
-        """The component that the sequence runs through: the largest decoder, else where the edges end."""
+        """The component that the sequence runs through: the largest decoder, else the last one with layers."""
         decoders = [n for n, c in self.components.items() if isinstance(c, Decoder)]
-        ends = [n for n in self.components if all(edge.source != n for edge in self.edges)]
-        return max(decoders or ends, key=lambda n: _size(self.components[n]))
+        layered = {n for n, c in self.components.items() if isinstance(c, _WITH_LAYERS)}
+        last = [n for n in self.components if n in layered and not layered & _downstream(n, self.edges)]
+        return max(decoders or last, key=lambda n: _size(self.components[n]))
 
     def fused(self, name: str) -> set[str]:
         """Components that share attention with `name`, itself included: they need one layout."""
@@ -88,8 +90,14 @@ def _sources(edges: tuple[Edge, ...]) -> dict[str, set[str]]:
     return {to: {edge.source for edge in edges if edge.to == to} for to in {edge.to for edge in edges}}
 
 
+def _downstream(name: str, edges: tuple[Edge, ...]) -> set[str]:
+    """Components that the output of `name` reaches."""
+    direct = {edge.to for edge in edges if edge.source == name}
+    return direct.union(*(_downstream(other, edges) for other in direct))
+
+
 def _size(component: Component) -> int:
-    return component.layers * component.hidden**2 if isinstance(component, Decoder | Transformer | ViT) else 0
+    return component.layers * component.hidden**2 if isinstance(component, _WITH_LAYERS) else 0
 
 
 def _check_join(edge: Edge, components: dict[str, Component]) -> None:
@@ -100,7 +108,9 @@ def _check_join(edge: Edge, components: dict[str, Component]) -> None:
         return
     if not (isinstance(source, Decoder | Transformer) and isinstance(target, Decoder | Transformer)):
         raise ValueError(f"{shown} joins by shared_attention, which takes a decoder or transformer at both ends")
-    shapes = [(c.layers, c.heads, c.kv_heads or c.heads, c.head_dim or c.hidden // c.heads) for c in (source, target)]
+    shapes = [
+        (c.layers, c.heads, c.kv_heads or c.heads, c.head_dim or c.hidden // c.heads) for c in (source, target)
+    ]
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"{shown} joins by shared_attention: (layers, heads, kv_heads, head_dim) is {shapes[0]} and "

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dslaunch.schema.base import Counts, Name, NonNegative, Part, Positive
+from dslaunch.schema.deepspeed import Nvme, SuperOffload, ZenFlow, ZeroPlusPlus
+from dslaunch.schema.torch import Ddp
 
 
 class ComponentStrategy(Part):
@@ -26,8 +28,8 @@ class ComponentStrategy(Part):
     """Replicas; what is left of the ranks where it is not given."""
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
     """ZeRO stage: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters sharded over dp."""
-    offload: Literal["none", "cpu", "cpu_params"] | None = None
-    """Optimizer states to host memory; cpu_params moves the parameters too (ZeRO-3)."""
+    offload: Literal["none", "cpu", "cpu_params", "nvme", "nvme_params"] | None = None
+    """Optimizer states to host memory or NVMe; cpu_params and nvme_params move the parameters too (ZeRO-3)."""
     recompute: Literal["none", "selective", "full"] | None = None
     """Activations computed again in the backward pass: attention's core, or whole layers."""
     layers_per_stage: Counts | None = None
@@ -43,8 +45,16 @@ class Strategy(Part):
 
     name: Name
     """layouts: the recipe's layout for this number of GPUs; auto: searched; others: one for all components."""
-    sharding: Literal["zero", "ddp", "fsdp2"] = "zero"
-    """Who shards the states: ZeRO (DeepSpeed, Megatron), nobody (DDP), or PyTorch's fully_shard (FSDP2)."""
+    sharding: Literal["zero", "ddp", "fsdp2", "hsdp"] = "zero"
+    """Who shards the states: ZeRO (DeepSpeed, Megatron), nobody (DDP), or PyTorch's fully_shard (FSDP2; HSDP:
+    over some of the ranks, replicated over the others)."""
+    shard: Positive | None = None
+    """Ranks that share one copy of the states under hsdp; a node's GPUs where it is not given."""
+    ddp: Ddp = Ddp()
+    zero_plus_plus: ZeroPlusPlus = ZeroPlusPlus()
+    nvme: Nvme = Nvme()
+    zenflow: ZenFlow = ZenFlow()
+    super_offload: SuperOffload = SuperOffload()
     every: ComponentStrategy = ComponentStrategy()
     """What holds for each component that does not say otherwise."""
     components: dict[Name, ComponentStrategy] = {}

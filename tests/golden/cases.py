@@ -31,6 +31,27 @@ CASES = {
         "launcher.container.kind=pyxis", "launcher.container.image=nvcr.io#nvidia/pytorch:25.03-py3",
         "launcher.container.mounts=[/data:/data]",
     ],
+    "llama3_70b_megatron_deepspeed": [
+        "recipe=llama3_70b", "cluster=64xA100", "engine=megatron_deepspeed",
+        "engine.path=/opt/Megatron-DeepSpeed",
+        "data.path=/data/web_text", "data.tokenizer=/models/llama3", "cluster.hosts=[a,b,c,d,e,f,g,h]",
+        "strategy.llm.recompute=full",
+    ],
+    "vla70b_megatron_mimo": [
+        "recipe=vla70b", "cluster=72xA100", "strategy=zero1", "engine=megatron_mimo",
+        "engine.path=/opt/Megatron-LM", "data.path=/data/web_text", "data.tokenizer=/models/llama3", "script=train_vlm.py",
+        "strategy.vision_encoder.tp=4", "strategy.vision_encoder.dp=2", "strategy.vision_encoder.rank_offset=0",
+        "strategy.projector.tp=4", "strategy.projector.dp=2", "strategy.projector.rank_offset=0",
+        "strategy.llm.tp=8", "strategy.llm.pp=4", "strategy.llm.rank_offset=8",
+    ],
+    "mixtral_megatron_0_19": [
+        "recipe=llama3_8b", "model=mixtral_8x7b", "cluster=64xH100", "strategy=auto", "engine=megatron",
+        "engine.version=0.19.0", "engine.path=/opt/Megatron-LM", "data.path=/data/web_text",
+        "data.tokenizer=/models/mixtral", "training.global_batch=512", "training.micro_batch=1",
+        "strategy.llm.tp=4", "strategy.llm.pp=4", "strategy.llm.ep=4", "strategy.llm.zero=1",
+        "strategy.llm.recompute=none", "strategy.llm.offload=none",
+    ],
+    "llama3_8b_hsdp": ["recipe=llama3_8b", "cluster=64xH100", "strategy=hsdp", "script=train.py"],
 }  # fmt: skip
 """Folder of golden files -> words of the command line."""
 

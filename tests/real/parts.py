@@ -12,6 +12,8 @@ _PARTS = {
     "torch": ("module", "torch"),
     "deepspeed": ("module", "deepspeed"),
     "transformers": ("module", "transformers"),
+    "accelerate": ("module", "accelerate"),
+    "peft": ("module", "peft"),
     "megatron": ("module", "megatron.core"),
     "sklearn": ("module", "sklearn"),
     "slurm": ("command", "slurmctld"),

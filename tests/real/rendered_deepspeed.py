@@ -1,8 +1,10 @@
 """Runs rendered DeepSpeed configurations through DeepSpeed itself, in one process that stands for rank 0 of many.
 
-python -m tests.real.rendered_deepspeed < JOBS: a JSON list of jobs, each {"config", "world", "dp", "initialize"}.
-Prints a JSON list: what DeepSpeed made of each, or its error. Torch's fake process group stands in for the
-other ranks (torch.testing._internal.distributed.fake_pg).
+python -m tests.real.rendered_deepspeed < JOBS: a JSON list of jobs, each {"config", "world", "dp", "initialize"},
+and where DeepSpeed makes the groups itself (AutoTP, Ulysses) "own_groups", and the "model" where it must be more
+than two layers (llama). Prints a JSON list: what DeepSpeed made of each, or its error. Torch's fake process group
+stands in for the other ranks (torch.testing._internal.distributed.fake_pg); each job has a process of its own,
+since DeepSpeed keeps its groups in globals.
 """
 
 from __future__ import annotations
@@ -58,24 +60,39 @@ def start(world: int) -> None:
 def judge(job: dict[str, Any]) -> dict[str, Any]:
     """What DeepSpeed makes of one job."""
     import deepspeed
-    import torch
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    mesh = Mesh(job["dp"])
+    mesh = None if job.get("own_groups") else Mesh(job["dp"])
     read = DeepSpeedConfig(job["config"], mpu=mesh)
     found: dict[str, Any] = {
         "batch": [read.train_batch_size, read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps],
         "stage": read.zero_optimization_stage,
     }
     if job["initialize"]:
-        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
-        _, optimizer, _, scheduler = deepspeed.initialize(
+        model = tiny_llama() if job.get("model") == "llama" else two_layers()
+        engine, optimizer, _, scheduler = deepspeed.initialize(
             model=model, model_parameters=model.parameters(), config=job["config"], mpu=mesh
         )
         found["optimizer"] = type(optimizer).__name__
+        found["groups"] = [engine.mp_world_size, engine.dp_world_size, engine.sequence_parallel_size]
+        found["elements"] = sum(parameter.numel() for parameter in engine.module.parameters())
         found["scheduler"] = type(scheduler).__name__
         found["lrs"] = _learning_rates(scheduler, job["initialize"]) if scheduler else []
     return found
+
+
+def two_layers() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+
+
+def tiny_llama() -> Any:
+    """Hugging Face's Llama with the smallest sizes that 8 ranks can cut."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 64}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=8))
 
 
 def _learning_rates(scheduler: Any, steps: int) -> list[float]:
@@ -86,19 +103,38 @@ def _learning_rates(scheduler: Any, steps: int) -> list[float]:
     return lrs
 
 
+def apart(job: dict[str, Any]) -> dict[str, Any]:
+    """`judge` in a copy of this process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            start(job["world"])
+            found = judge(job)
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        with open(writing, "w") as stream:
+            json.dump(found, stream)
+        os._exit(0)  # the fake group has no peers to shut down with
+    os.close(writing)
+    with open(reading) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    result: dict[str, Any] = json.loads(text) if text else {"error": "the process died"}
+    return result
+
+
 def main() -> None:
     jobs = json.load(sys.stdin)
     output = os.dup(1)
     os.dup2(2, 1)  # DeepSpeed prints to standard output
-    start(jobs[0]["world"])
-    results = []
-    for job in jobs:
-        try:
-            results.append(judge(job))
-        except Exception as error:
-            results.append({"error": f"{type(error).__name__}: {error}"})
-    os.write(output, json.dumps(results).encode())
-    os._exit(0)  # the fake group has no peers to shut down with
+    import deepspeed  # noqa: F401  once, for all copies
+
+    if any(job.get("model") == "llama" for job in jobs):
+        import transformers  # noqa: F401
+
+    os.write(output, json.dumps([apart(job) for job in jobs]).encode())
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ CAUSAL = {
         "model_type": "glm4_moe", "head_dim": 128, "attention_bias": True, "num_nextn_predict_layers": 1,
     },
     "glm4_5": {
-        "model_type": "glm4_moe", "hidden_size": 5120, "num_hidden_layers": 92, "head_dim": 128, "use_qk_norm": True,
-        "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_routed_experts": 160,
+        "model_type": "glm4_moe", "hidden_size": 5120, "num_hidden_layers": 92, "head_dim": 128,
+        "use_qk_norm": True, "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_routed_experts": 160,
         "first_k_dense_replace": 3, "attention_bias": True,
     },
 }  # fmt: skip

@@ -14,7 +14,7 @@ import yaml
 
 from dslaunch.model.params import params
 from dslaunch.paths import data_root
-from dslaunch.schema.model import Decoder, Model, Transformer, ViT
+from dslaunch.schema.model import Decoder, Model, ViT
 from tests.real.parts import need
 
 need("torch", "transformers")
@@ -140,8 +140,13 @@ def test_language_model(
 
 @pytest.mark.parametrize(
     ("name", "width", "layers", "heads"),
-    [("gpt2", 768, 12, 12), ("gpt2_medium", 1024, 24, 16), ("gpt2_large", 1280, 36, 20), ("gpt2_xl", 1600, 48, 25)]
-    + [("gpt3_175b", 12288, 96, 96)],
+    [
+        ("gpt2", 768, 12, 12),
+        ("gpt2_medium", 1024, 24, 16),
+        ("gpt2_large", 1280, 36, 20),
+        ("gpt2_xl", 1600, 48, 25),
+        ("gpt3_175b", 12288, 96, 96),
+    ],
 )
 def test_gpt(name: str, width: int, layers: int, heads: int) -> None:
     decoder = component(name, "llm")
@@ -159,7 +164,12 @@ def test_tied_llama() -> None:
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("mistral_7b", "Mistral"), ("mixtral_8x7b", "Mixtral"), ("deepseek_v3", "DeepseekV3"), ("llama2_7b", "Llama")],
+    [
+        ("mistral_7b", "Mistral"),
+        ("mixtral_8x7b", "Mixtral"),
+        ("deepseek_v3", "DeepseekV3"),
+        ("llama2_7b", "Llama"),
+    ],
 )
 def test_a_configuration_as_transformers_has_it_by_default(name: str, family: str) -> None:
     decoder = component(name, "llm").model_copy(update={"mtp_layers": 0})
@@ -246,7 +256,9 @@ def test_qwen2_5_vl(name: str, published: int) -> None:
     assert whole(name) == count(transformers.Qwen2_5_VLForConditionalGeneration, config) == published
 
 
-@pytest.mark.parametrize(("name", "published"), [("llava_1_5_7b", 7_063_427_072), ("llava_1_5_13b", 13_351_494_656)])
+@pytest.mark.parametrize(
+    ("name", "published"), [("llava_1_5_7b", 7_063_427_072), ("llava_1_5_13b", 13_351_494_656)]
+)
 def test_llava(name: str, published: int) -> None:
     decoder, tower = component(name, "llm"), component(name, "vision_encoder")
     config = transformers.LlavaConfig(
@@ -281,5 +293,75 @@ def test_internvl3_8b() -> None:
     assert whole("internvl3_8b") == count(transformers.InternVLForConditionalGeneration, config) == 7_944_373_760
 
 
-def transformer(**keys: Any) -> Transformer:
-    return Transformer.model_validate({"arch": "transformer", **keys})
+def test_pi0() -> None:
+    """transformers gives the expert a token table, which openpi has not."""
+    config = transformers.PI0Config()
+    expert = component("pi0", "action_expert")
+    table = config.dit_config.vocab_size * expert.hidden
+    assert whole("pi0") == count(transformers.PI0ForConditionalGeneration, config) - table
+
+
+def test_smolvla_without_its_expert() -> None:
+    decoder, tower = component("smolvla_450m", "llm"), component("smolvla_450m", "vision_encoder")
+    config = transformers.SmolVLMConfig(
+        text_config=transformers.LlamaConfig(**text(decoder)),
+        vision_config=vision(tower),
+        scale_factor=4,
+        tie_word_embeddings=False,
+    )
+    parts = ("vision_encoder", "projector", "llm")
+    counted = sum(params(component("smolvla_450m", part)) for part in parts)
+    assert counted == count(transformers.SmolVLMForConditionalGeneration, config)
+
+
+def test_qwen3_vl_with_deepstack() -> None:
+    name = "starvla_qwen3vl4b"
+    decoder, tower = component(name, "llm"), component(name, "vision_encoder")
+    config = transformers.Qwen3VLConfig(
+        text_config=text(decoder),
+        vision_config={
+            "depth": tower.layers,
+            "hidden_size": tower.hidden,
+            "intermediate_size": tower.ffn,
+            "num_heads": tower.heads,
+            "out_hidden_size": decoder.hidden,
+            "deepstack_visual_indexes": [5, 11, 17],
+        },
+        tie_word_embeddings=True,
+    )
+    mergers = ("projector", "deepstack_5", "deepstack_11", "deepstack_17")
+    counted = sum(params(component(name, part)) for part in ("vision_encoder", *mergers, "llm"))
+    assert counted == count(transformers.Qwen3VLForConditionalGeneration, config) == 4_437_815_808
+
+
+def test_t5_encoder() -> None:
+    encoder = component("rdt_1b", "text_encoder")
+    config = transformers.T5Config(
+        d_model=encoder.hidden, d_kv=encoder.head_dim or encoder.hidden // encoder.heads, d_ff=encoder.ffn,
+        num_layers=encoder.layers, num_heads=encoder.heads, vocab_size=encoder.vocab,
+        relative_attention_num_buckets=encoder.position_buckets, feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    assert params(encoder) == count(transformers.T5EncoderModel, config)
+
+
+def test_florence_2_large() -> None:
+    """X-VLA's tower, projector and text encoder."""
+    encoder = component("x_vla_0_9b", "text_encoder")
+    widths, heads = [256, 512, 1024, 2048], [8, 16, 32, 64]
+    config = transformers.Florence2Config(
+        vision_config={
+            "model_type": "florence_vision", "embed_dim": widths, "num_heads": heads, "num_groups": heads,
+            "projection_dim": encoder.hidden,
+        },
+        text_config={
+            "model_type": "bart", "d_model": encoder.hidden, "vocab_size": encoder.vocab,
+            "max_position_embeddings": 4096, "encoder_layers": encoder.layers, "encoder_ffn_dim": encoder.ffn,
+            "encoder_attention_heads": encoder.heads,
+        },
+    )  # fmt: skip
+    with torch.device("meta"):
+        built = transformers.Florence2Model(config)
+    sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in built.named_children()}
+    tower = params(component("x_vla_0_9b", "vision_encoder"))
+    assert tower == sizes["vision_tower"] + sizes["multi_modal_projector"]
+    assert params(encoder) == sum(p.numel() for p in built.language_model.encoder.parameters())

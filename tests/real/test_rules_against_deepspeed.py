@@ -16,10 +16,10 @@ from tests.real.parts import need
 
 need("torch", "deepspeed")
 
+from dslaunch.engines.deepspeed_keys import Key, Section, table  # noqa: E402
 from dslaunch.files import relaxed_json  # noqa: E402
 from dslaunch.files.fileset import read_fileset  # noqa: E402
 from dslaunch.rules.checking import hits  # noqa: E402
-from dslaunch.rules.keytable import Key, Section, table  # noqa: E402
 from dslaunch.rules.settings import Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
 

@@ -38,7 +38,12 @@ def fault(**changes: Any) -> str:
 def test_a_site_is_planned_for(dslaunch: CommandLine, tmp_path: Path, choice: str, gpus: int) -> None:
     site = make_site(tmp_path, RECIPE, mysite=SITE)
     ran = dslaunch(
-        "plan", "recipe=mine", f"cluster={choice}", "training.global_batch=320", f"--config-dir={site}", "--json"
+        "plan",
+        "recipe=mine",
+        f"cluster={choice}",
+        "training.global_batch=320",
+        f"--config-dir={site}",
+        "--json",
     )
     assert ran.status == 0, ran.err
     assert (ran.json["world_size"], ran.json["host_limit_gib"]) == (gpus, 1007)
@@ -47,7 +52,9 @@ def test_a_site_is_planned_for(dslaunch: CommandLine, tmp_path: Path, choice: st
 def test_a_site_is_listed(dslaunch: CommandLine, tmp_path: Path) -> None:
     site = make_site(tmp_path, mysite=SITE)
     rows = dslaunch("clusters", f"--config-dir={site}").out.splitlines()
-    assert [row.split() for row in rows if row.startswith("mysite")] == [["mysite", "=", "A100-80GB"]]
+    assert [row.split() for row in rows if row.startswith("mysite")] == [
+        ["mysite", "A100-SXM4-80GB", "80", "GiB", "8", "a", "node", "roce"]
+    ]
 
 
 def test_more_than_the_site_has(dslaunch: CommandLine, tmp_path: Path) -> None:

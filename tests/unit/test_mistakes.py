@@ -57,7 +57,7 @@ MISTAKES = [
     (f"{VLA} training.schedule=interleaved", 3, ["vpp"]),
     (f"{VLA} launcher=local", 3, ["launcher is local", "launcher=slurm"]),
     (f"{VLA} launcher=ssh", 3, ["no host is named", "launcher.hostfile"]),
-    (f"{VLA} engine=deepspeed", 3, ["deepspeed takes tp 1", "engine=native"]),
+    (f"{VLA} engine=deepspeed", 3, ["deepspeed takes pp 1", "engine=native"]),
     ("plan recipe=vla70b cluster=6xA100", 3, ["16, 64, 256", "6 GPUs = 1 node x 6", "strategy=auto"]),
     ("plan recipe=llama3_8b cluster=8xV100", 3, ["bf16", "V100", "training.precision=fp16"]),
     ("plan recipe=llama3_8b cluster=8xA100 strategy=layouts", 3, ["pins no layouts", "strategy=zero3"]),

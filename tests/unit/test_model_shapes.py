@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.model.shapes import legal_pp, legal_tp
-from dslaunch.schema.model import Decoder, Mlp, ViT
+from dslaunch.model.shapes import legal_ep, legal_pp, legal_tp
+from dslaunch.schema.layer import Experts
+from dslaunch.schema.model import Decoder, Mlp, Other, ViT
 
 
 def decoder(heads: int, kv_heads: int, ffn: int, layers: int = 28) -> Decoder:
@@ -76,3 +77,35 @@ def test_mlp_stays_on_one_stage() -> None:
     assert legal_pp(PROJECTOR, 2, 1, None) == (
         "an MLP is not cut into stages, found pp 2 x vpp 1; pp and vpp can be 1"
     )
+
+
+def test_fifteen_heads_and_five_kv_heads() -> None:
+    """SmolVLA: 15 of 5 kv heads and an MLP of 2560 leave tp 1 and 5."""
+    smol = Decoder(arch="decoder", layers=16, hidden=960, heads=15, kv_heads=5, ffn=2560, vocab=49280)
+    assert legal_tp(smol, 5) is None
+    assert legal_tp(smol, 2) == (
+        "heads 15 / tp 2 = 7.5 is not whole; kv_heads 5 and tp 2: neither divides the other; tp can be 1, 5"
+    )
+    assert str(legal_tp(smol, 3)).endswith("tp can be 1, 5")
+
+
+def test_experts_are_cut_by_their_own_width_and_shared_out_by_ep() -> None:
+    experts = Experts(count=60, top_k=4, ffn=1408, shared_ffn=5632)
+    moe = decoder(heads=16, kv_heads=16, ffn=5632).model_copy(update={"experts": experts})
+    assert legal_tp(moe, 16) is None
+    told = legal_tp(moe.model_copy(update={"experts": experts.model_copy(update={"ffn": 1404})}), 8)
+    assert told == "experts.ffn 1404 / tp 8 = 175.5 is not whole; tp can be 1, 2, 4"
+    assert legal_ep(moe, 12) is None
+    assert legal_ep(moe, 8) == (
+        "experts.count 60 / ep 8 = 7.5 is not whole; ep can be 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60"
+    )
+    assert legal_ep(QWEN, 2) == "there are no experts to share out; ep can be 1"
+
+
+def test_what_is_never_cut() -> None:
+    head = Mlp(arch="mlp", dims=(28672, 4096, 7), inner_norms=True)
+    assert legal_tp(head, 1) is None
+    assert legal_tp(head, 2) == "an MLP with inner_norms is not cut, found tp 2; tp can be 1"
+    davit = Other(arch="other", params=10, hidden=4, tokens=2, gflops=1.0, activation_mib=1.0)
+    assert legal_tp(davit, 2) == "a network given by its figures is not cut, found tp 2; tp can be 1"
+    assert "pp and vpp can be 1" in str(legal_pp(davit, 2, 1, None))

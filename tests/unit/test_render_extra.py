@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dslaunch.engines.deepspeed_keys import newest
 from dslaunch.errors import ConfigError
 from dslaunch.render.extra import merge_deepspeed, merge_megatron
 from tests.golden.cases import rendered
@@ -17,14 +18,18 @@ BASE: dict[str, Any] = {
 }
 
 
-def refusal(extra: dict[str, Any]) -> str:
+def merged_with(config: dict[str, Any], extra: dict[str, Any], version: str = newest()) -> dict[str, Any]:
+    return merge_deepspeed(config, extra, version)
+
+
+def refusal(extra: dict[str, Any], version: str = newest()) -> str:
     with pytest.raises(ConfigError) as caught:
-        merge_deepspeed(BASE, extra)
+        merged_with(BASE, extra, version)
     return str(caught.value)
 
 
 def test_sections_are_merged_and_the_rest_kept() -> None:
-    merged = merge_deepspeed(
+    merged = merged_with(
         BASE,
         {
             "zero_optimization": {"round_robin_gradients": True, "offload_optimizer": {"ratio": 0.5}},
@@ -41,7 +46,7 @@ def test_sections_are_merged_and_the_rest_kept() -> None:
 
 
 def test_an_alias_is_written_under_the_name_that_stands_already() -> None:
-    merged = merge_deepspeed(
+    merged = merged_with(
         {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1}},
         {"zero_optimization": {"prefetch_bucket_size": 7}},
     )
@@ -67,9 +72,31 @@ def test_an_unknown_key_says_what_deepspeed_would_do(
     assert f"Did you mean '{near}'?" in message
 
 
-def test_a_removed_key_is_refused_with_deepspeeds_own_words() -> None:
-    assert "Elastic training has been removed" in refusal({"elasticity": {"enabled": True}})
-    assert "MiCS" in refusal({"zero_optimization": {"mics_shard_size": 4}})
+def test_a_removed_key_is_refused_since_it_was_removed() -> None:
+    message = refusal({"elasticity": {"enabled": True}})
+    assert "removed in DeepSpeed 0.19.8" in message
+    assert "Use the three batch keys instead, or set engine.version=0.19.7" in message
+    mics = {"zero_optimization": {"mics_shard_size": 4}}
+    assert "removed in DeepSpeed 0.19.7" in refusal(mics)
+    assert merged_with(BASE, mics, "0.19.6")["zero_optimization"]["mics_shard_size"] == 4
+
+
+def test_a_new_key_is_refused_before_it_came() -> None:
+    extra = {"zero_optimization": {"leaf_module": {"names": ["experts"]}}}
+    message = refusal(extra, "0.17.6")
+    assert "zero_optimization.leaf_module: came with DeepSpeed 0.18.0; engine.version is 0.17.6" in message
+    assert merged_with(BASE, extra, "0.18.0")["zero_optimization"]["leaf_module"] == {"names": ["experts"]}
+
+
+def test_a_section_ignored_what_it_rejects_now() -> None:
+    assert "silently ignore" in refusal({"bf16": {"enable": True}}, "0.17.0")
+    assert "reject" in refusal({"bf16": {"enable": True}}, "0.17.1")
+
+
+def test_what_an_optimizer_takes_is_laid_over_its_parameters() -> None:
+    base = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+    merged = merged_with(base, {"optimizer": {"params": {"torch_adam": True}}})
+    assert merged["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +106,9 @@ def test_a_removed_key_is_refused_with_deepspeeds_own_words() -> None:
         ({"zero_optimization": {"stage": 3}}, "strategy.COMPONENT.zero"),
         ({"optimizer": {"params": {"lr": 1.0}}}, "training.optimizer.lr"),
         ({"scheduler": {"type": "OneCycle"}}, "training.optimizer.schedule"),
+        ({"zero_optimization": {"zero_hpz_partition_size": 8}}, "strategy.zero_plus_plus.hpz"),
+        ({"zero_optimization": {"offload_optimizer": {"nvme_path": "/x"}}}, "strategy.nvme.path"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "strategy.COMPONENT.tp"),
     ],
 )
 def test_what_the_plan_decides_is_not_overruled(extra: dict[str, Any], decider: str) -> None:
@@ -90,8 +120,8 @@ def test_a_section_given_as_a_value_is_refused() -> None:
 
 
 def test_every_section_of_the_catalogue_is_reachable() -> None:
-    extra = {"tensorboard": {"enabled": True}, "pipeline": {"anything": 1}, "dump_state": True}
-    assert merge_deepspeed({}, extra) == extra
+    extra = {"tensorboard": {"enabled": True}, "pipeline": {"partition": "uniform"}, "dump_state": True}
+    assert merged_with({}, extra) == extra
 
 
 def test_megatron_flags_by_name_with_their_values() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dslaunch.errors import ConfigError
+from dslaunch.errors import ConfigError, PlanError
 from tests.golden.cases import rendered
 
 LLAMA = ["recipe=llama3_70b", "cluster=64xA100", "engine=megatron", "data.tokenizer=/tok"]
@@ -87,6 +87,103 @@ def test_what_megatron_cannot_express_is_refused(words: list[str], message: str)
     with pytest.raises(ConfigError) as caught:
         flags(DATA, *words)
     assert message in str(caught.value)
+
+
+MIXTRAL = [
+    "recipe=llama3_8b", "cluster=64xH100", "engine=megatron", "data.tokenizer=/tok", DATA, "strategy=auto",
+    "strategy.llm.zero=1", "model=mixtral_8x7b", "training.global_batch=512", "training.micro_batch=1",
+    "strategy.llm.tp=4", "strategy.llm.pp=4", "strategy.llm.ep=4",
+]  # fmt: skip
+
+
+def moe_flags(*words: str) -> dict[str, list[str]]:
+    lines = rendered(*MIXTRAL, *words)["megatron_args.txt"].splitlines()
+    return {line[0]: line[1:] for line in map(shlex.split, lines)}
+
+
+def test_a_mixture_of_experts() -> None:
+    made = moe_flags()
+    expected = {
+        "--num-experts": ["8"], "--moe-router-topk": ["2"], "--moe-ffn-hidden-size": ["14336"],
+        "--expert-model-parallel-size": ["4"], "--expert-tensor-parallel-size": ["4"], "--moe-grouped-gemm": [],
+        "--moe-router-load-balancing-type": ["aux_loss"], "--moe-aux-loss-coeff": ["0.01"],
+    }  # fmt: skip
+    assert {flag: made.get(flag) for flag in expected} == expected
+    assert not {"--moe-layer-freq", "--moe-shared-expert-intermediate-size"} & made.keys()
+    assert moe_flags("engine.extra.moe-aux-loss-coeff=0.02")["--moe-aux-loss-coeff"] == ["0.02"]
+
+
+def test_deepseeks_router_and_latent_attention() -> None:
+    words = [
+        "model=deepseek_v3", "cluster=2048xH100", "training.global_batch=15360", "strategy.llm.tp=1",
+        "strategy.llm.pp=16", "strategy.llm.ep=64", "strategy.llm.recompute=full",
+        "strategy.llm.layers_per_stage=[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1]",
+    ]  # fmt: skip
+    made = moe_flags(*words)
+    expected = {
+        "--moe-layer-freq": ["([0]*3+[1]*58)"], "--moe-shared-expert-intermediate-size": ["2048"],
+        "--moe-router-enable-expert-bias": [], "--moe-router-score-function": ["sigmoid"],
+        "--multi-latent-attention": [], "--q-lora-rank": ["1536"], "--qk-head-dim": ["128"], "--qk-layernorm": [],
+        "--rope-type": ["rope"], "--mtp-num-layers": ["1"],
+    }  # fmt: skip
+    assert {flag: made.get(flag) for flag in expected} == expected
+    assert not {"--num-query-groups", "--kv-channels"} & made.keys()
+    assert "--rope-type" not in moe_flags(*words, "engine.version=0.12.0")
+
+
+def test_middle_stages_that_differ_are_written_out() -> None:
+    made = flags(DATA, "strategy.llm.layers_per_stage=[19,20,22,19]")
+    layout = made["--pipeline-model-parallel-layout"][0]
+    assert [part.count("t") for part in layout.split("|")] == [19, 20, 22, 19]
+    assert layout.startswith("Et")
+    assert layout.endswith("tL")
+    assert not {"--decoder-first-pipeline-num-layers", "--num-virtual-stages-per-pipeline-rank"} & made.keys()
+
+
+def test_a_table_that_tp_does_not_divide_is_filled_up() -> None:
+    words = ["model.components.llm.vocab=128257"]
+    assert flags(DATA, *words)["--padded-vocab-size"] == ["128264"]
+    old = flags(DATA, *words, "engine.version=0.12.0")
+    assert "--padded-vocab-size" not in old
+    assert old["--make-vocab-size-divisible-by"] == [str(128264 // 8)]
+
+
+def test_fp8_where_the_gpu_has_it() -> None:
+    fp8 = "engine.extra.fp8-format=hybrid"
+    with pytest.raises(ConfigError, match=r"fp8-format: A100-SXM4-80GB computes in .*, not in fp8"):
+        flags(DATA, fp8)
+    assert moe_flags(fp8)["--fp8-format"] == ["hybrid"]
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "message"),
+    [
+        ("0.12.0", ["strategy.llm.layers_per_stage=[19,20,22,19]"], "layers_per_stage: Megatron-LM core 0.12.0"),
+        ("0.12.0", ["strategy.llm.layers_per_stage=[19,20,22,19]"], "have it: 0.14.0 to 0.19.0"),
+        ("0.14.0", ["model.components.llm.window.tokens=4096"], "have it: 0.16.0 to 0.19.0"),
+        ("0.14.0", ["model.components.llm.kv_heads=4"], "core 0.16.0 and newer can"),
+        ("0.16.0", ["engine.extra.moe-paged-stash=true"], "have it: 0.18.0 to 0.19.0"),
+        ("0.16.0", ["model.components.llm.post_norms=true"], "post_norms"),
+    ],
+)
+def test_what_a_version_lacks_is_refused_and_others_are_named(
+    version: str, words: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        flags(DATA, *words, f"engine.version={version}")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_version_lists_the_known_ones() -> None:
+    with pytest.raises(PlanError, match=r"engine.version is 0\.3\.0; megatron is rendered for 0\.16\.0, 0\.19\.0"):
+        flags(DATA, "engine.version=0.3.0")
+
+
+def test_experts_that_the_replicas_cannot_share_out() -> None:
+    with pytest.raises(PlanError, match=r"dp 4 x cp 1 = 4 ranks, and 4 / 8 = 0\.5"):
+        moe_flags("strategy.llm.ep=8")
+    with pytest.raises(ConfigError, match=r"sequence_parallel is false.*experts"):
+        moe_flags("training.sequence_parallel=false")
 
 
 def test_one_connection_before_blackwell_only() -> None:

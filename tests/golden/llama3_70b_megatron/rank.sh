@@ -33,6 +33,8 @@ source "$DSLAUNCH_RUN_DIR/env.sh"
 cd -- "$DSLAUNCH_WORK_DIR"
 [[ -d $DSLAUNCH_MEGATRON_PATH ]] ||
   fail "engine.path: '$DSLAUNCH_MEGATRON_PATH' is no folder on $HOSTNAME. Set engine.path, or DSLAUNCH_MEGATRON_PATH, to a checkout of Megatron-LM"
+# A script that stands elsewhere imports from the checkout.
+export PYTHONPATH="$DSLAUNCH_MEGATRON_PATH${PYTHONPATH:+:$PYTHONPATH}"
 declare -a arguments
 eval "arguments=($(<"$DSLAUNCH_RUN_DIR/megatron_args.txt"))"
 

@@ -1,0 +1,204 @@
+"""`dslaunch init`: a recipe around a training script that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.files.fileset import read_paths
+from dslaunch.importing.imported import Imported, Note, checked_name
+from dslaunch.importing.megatron import import_megatron
+from dslaunch.importing.recipe import Recipe, begun, require
+from dslaunch.importing.scripts import Script, read_script
+
+KINDS = ("hf_trainer", "accelerate", "megatron", "deepspeed", "fsdp", "ddp")
+QUESTIONS = (
+    ("model", "Model, one of `dslaunch models`"),
+    ("cluster", "Cluster, such as 8xA100; `dslaunch clusters` lists the types"),
+    ("training.global_batch", "Samples per optimizer step, over all GPUs"),
+    ("training.seq_len", "Tokens per sample, image tokens included"),
+)
+"""What every recipe needs and no script tells; asked on a terminal."""
+
+_GROUPS = {
+    # kind: (strategy, engine)
+    "hf_trainer": ("zero2", "deepspeed"),
+    "accelerate": ("ddp", "torch"),
+    "megatron": ("layouts", "megatron"),
+    "deepspeed": ("zero2", "deepspeed"),
+    "fsdp": ("fsdp2", "torch"),
+    "ddp": ("ddp", "torch"),
+}
+_SETTINGS = {
+    "micro_batch": ("per_device_train_batch_size", "per_device_batch_size", "micro_batch_size", "batch_size",
+                    "train_batch_size", "micro_batch"),
+    "num_microbatches": ("gradient_accumulation_steps", "grad_accumulation_steps", "grad_accum_steps",
+                         "accum_steps"),
+    "global_batch": ("global_batch_size", "total_batch_size"),
+    "seq_len": ("seq_len", "seq_length", "sequence_length", "max_seq_length", "max_seq_len", "block_size"),
+    "steps": ("max_steps", "train_steps", "num_steps", "total_steps", "max_iters", "steps"),
+    "seed": ("seed",),
+    "lr": ("learning_rate", "lr"),
+    "weight_decay": ("weight_decay",),
+    "warmup_steps": ("warmup_steps", "num_warmup_steps", "lr_warmup_steps"),
+    "clip": ("max_grad_norm", "grad_clip_norm", "grad_clip", "clip_grad"),
+    "folder": ("output_dir", "out_dir", "save_dir", "checkpoint_dir", "run_root_dir"),
+}  # fmt: skip
+"""Setting -> names of options that scripts give it. Of several in one script the first counts."""
+_TRAINER_OPTIONS = ("--output_dir", "--per_device_train_batch_size", "--gradient_accumulation_steps",
+                    "--learning_rate", "--weight_decay", "--warmup_steps", "--max_steps", "--max_grad_norm",
+                    "--seed")  # fmt: skip
+
+
+def init(
+    script: str,
+    words: Sequence[str] = (),
+    script_arguments: Sequence[str] = (),
+    *,
+    name: str = "",
+    kind: str = "",
+) -> Imported:
+    """A recipe that runs `script`.
+
+    Args:
+        script: a Python file, or a shell script that starts Megatron's.
+        words: KEY=VALUE for the recipe; QUESTIONS says what is needed.
+        script_arguments: the script's own arguments; they win over those made here.
+        name: of the recipe; made from the file's where it is empty.
+        kind: one of KINDS, where reading the script leaves a doubt.
+
+    Raises:
+        ConfigError: no such file, no Python, nothing in it that distributes work, or a word missing.
+    """
+    if kind and kind not in KINDS:
+        raise ConfigError(f"--kind {kind}: allowed are {listed(KINDS)}.{nearest(kind, KINDS)}")
+    if Path(script).suffix in (".sh", ".sbatch", ".slurm"):
+        return import_megatron(script, words, name)
+    (file,) = read_paths([Path(script)]).files
+    facts = read_script(file.text, script)
+    kind = kind or facts.kind
+    if not kind:
+        raise ConfigError(
+            f"{script}: nothing in it shares work among GPUs (no Trainer, Accelerator, deepspeed.initialize, "
+            f"DistributedDataParallel or fully_shard). Where an import hides it, say --kind: {listed(KINDS)}."
+        )
+    name = checked_name(name, Path(script).stem)
+    recipe = begun(name, f"{Path(script).name}, {_SAID[kind]}", words)
+    require(recipe, *(key for key, _ in QUESTIONS), source=script)
+    strategy, engine = _GROUPS[kind]
+    recipe.groups.setdefault("strategy", strategy)
+    recipe.groups.setdefault("engine", engine)
+    recipe.put("script", script)
+    notes = _fill(recipe, facts, kind, script_arguments)
+    head = [
+        f"Written around {Path(script).name}, {_SAID[kind]}. What the plan decides is handed to it as",
+        "arguments: after a change of batch or schedule, change them too.",
+    ]
+    return Imported(name, {f"recipes/{name}.yaml": recipe.text(notes, head)}, notes, recipe.choices)
+
+
+_SAID = {
+    "hf_trainer": "a script of Hugging Face's Trainer",
+    "accelerate": "a script of accelerate",
+    "megatron": "a script of Megatron",
+    "deepspeed": "a script with a DeepSpeed engine",
+    "fsdp": "a script with PyTorch's FSDP",
+    "ddp": "a script with PyTorch's DistributedDataParallel",
+}
+
+
+def _fill(recipe: Recipe, facts: Script, kind: str, given: Sequence[str]) -> tuple[Note, ...]:
+    """Arguments and environment; what the user has to see to himself as notes."""
+    arguments, notes = _settings(recipe, facts, kind), []
+    if kind == "hf_trainer":
+        notes += _trainer(recipe, facts, arguments)
+    elif kind == "deepspeed":
+        notes += _deepspeed(facts, arguments)
+    elif kind == "accelerate":
+        precision = recipe.get("training.precision") or "bf16"
+        recipe.put("env.ACCELERATE_MIXED_PRECISION", "no" if precision == "fp32" else precision)
+        if recipe.groups["strategy"] == "fsdp2":
+            recipe.put("env.ACCELERATE_USE_FSDP", "true")
+            recipe.put("env.FSDP_VERSION", "2")
+            recipe.put("env.FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")
+    if kind in ("ddp", "fsdp") and not arguments:
+        notes.append(
+            Note("script_args", "no option of the script is known; hand it batch and learning rate after --")
+        )
+    kept = [word for option, value in arguments.items() if option not in given for word in (option, value)]
+    if kept or given:
+        recipe.put("script_args", [*kept, *given])
+    return tuple(notes)
+
+
+def _settings(recipe: Recipe, facts: Script, kind: str) -> dict[str, str]:
+    """Option -> value, for the options that the script is known to take."""
+    options = _TRAINER_OPTIONS if kind == "hf_trainer" and facts.takes_trainer_options else facts.options
+    by_name = {option.lstrip("-").replace("-", "_"): option for option in options}
+    values = _values(recipe)
+    found: dict[str, str] = {}
+    for setting, names in _SETTINGS.items():
+        option = next((by_name[name] for name in names if name in by_name), None)
+        if option and values.get(setting) is not None:
+            found[option] = str(values[setting])
+    return found
+
+
+def _values(recipe: Recipe) -> dict[str, Any]:
+    """Settings that the recipe fixes; the passes of a step follow where the cluster's name counts the GPUs."""
+    training = recipe.tree.get("training", {})
+    optimizer = training.get("optimizer", {})
+    micro, total, gpus = training.get("micro_batch", 1), training["global_batch"], recipe.gpus
+    passes = training.get("num_microbatches")
+    if passes is None and gpus and isinstance(total, int) and total % (micro * gpus) == 0:
+        passes = total // (micro * gpus)
+    return {
+        "micro_batch": micro,
+        "num_microbatches": passes,
+        "global_batch": total,
+        "seq_len": training.get("seq_len"),
+        "steps": training.get("steps", 1000),
+        "seed": training.get("seed"),
+        "lr": optimizer.get("lr", 3e-4),
+        "weight_decay": optimizer.get("weight_decay", 0.1),
+        "warmup_steps": optimizer.get("warmup_steps", 0),
+        "clip": training.get("clip", 1.0),
+        "folder": "{checkpoint_dir}",
+    }
+
+
+def _trainer(recipe: Recipe, facts: Script, arguments: dict[str, str]) -> list[Note]:
+    """The Trainer compares the JSON with its own arguments, schedule and precision among them."""
+    if not facts.takes_trainer_options:
+        return [
+            Note(
+                "TrainingArguments",
+                "are written in the script: set deepspeed=os.environ['DSLAUNCH_DS_CONFIG'] there, and the batch, "
+                "learning rate, warm-up and precision of the plan",
+            )
+        ]
+    schedule = recipe.get("training.optimizer.schedule") or "constant"
+    recipe.put("training.optimizer.schedule", schedule)
+    warmup = recipe.get("training.optimizer.warmup_steps") or 0
+    kind = "constant_with_warmup" if schedule == "constant" and warmup else schedule
+    precision = recipe.get("training.precision") or "bf16"
+    arguments["--deepspeed"] = "{ds_config}"
+    arguments["--lr_scheduler_type"] = kind
+    arguments["--adam_beta1"], arguments["--adam_beta2"] = map(
+        str, recipe.get("training.optimizer.betas") or (0.9, 0.95)
+    )
+    if precision != "fp32":
+        arguments[f"--{precision}"] = "True"
+    return []
+
+
+def _deepspeed(facts: Script, arguments: dict[str, str]) -> list[Note]:
+    declared = [o for o in ("--deepspeed_config", "--ds_config", "--deepspeed-config") if o in facts.options]
+    if declared or "deepspeed.add_config_arguments" in facts.calls:
+        arguments[declared[0] if declared else "--deepspeed_config"] = "{ds_config}"
+        return []
+    return [
+        Note("deepspeed.initialize", "hand it config=os.environ['DSLAUNCH_DS_CONFIG'], the rendered file")
+    ]

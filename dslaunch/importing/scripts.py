@@ -1,0 +1,108 @@
+"""What a training script is, read as a syntax tree; it is never run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dslaunch.errors import ConfigError
+
+_TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
+_ARGUMENT_PARSERS = ("HfArgumentParser", "TrlParser")
+_DATACLASS_PARSERS = (
+    "draccus",
+    "tyro",
+    "simple_parsing",
+    "HfArgumentParser",
+    "TrlParser",
+    "pyrallis",
+    "jsonargparse",
+)
+_FULLY_SHARDED = ("fully_shard", "FullyShardedDataParallel", "fsdp")
+
+
+@dataclass(frozen=True)
+class Script:
+    """Facts of a script."""
+
+    names: frozenset[str]
+    """Every name that is imported, called or read, attributes by their last part, modules by each part."""
+    calls: frozenset[str]
+    """What is called, dotted: deepspeed.initialize."""
+    options: tuple[str, ...]
+    """Options of its command line, as they are declared there: --batch_size."""
+
+    @property
+    def kind(self) -> str:
+        """hf_trainer | accelerate | megatron | deepspeed | fsdp | ddp, or empty where nothing distributes work."""
+        if self.has(*_TRAINERS) and self.has("transformers", "trl"):
+            return "hf_trainer"
+        if "Accelerator" in self.names:
+            return "accelerate"
+        if "megatron" in self.names and self.has("pretrain"):
+            return "megatron"
+        if "deepspeed.initialize" in self.calls:
+            return "deepspeed"
+        if self.has(*_FULLY_SHARDED):
+            return "fsdp"
+        return "ddp" if self.has("DistributedDataParallel", "DDP", "init_process_group") else ""
+
+    @property
+    def takes_trainer_options(self) -> bool:
+        """Whether TrainingArguments come from the command line."""
+        return self.has(*_ARGUMENT_PARSERS)
+
+    def has(self, *names: str) -> bool:
+        """Whether one of `names` occurs."""
+        return not self.names.isdisjoint(names)
+
+
+def read_script(text: str, path: str) -> Script:
+    """The facts of the Python file `text`; raises ConfigError where it is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise ConfigError(
+            f"{path}:{line}: not Python: {getattr(error, 'msg', error)}. Give a training script."
+        ) from error
+    nodes = list(ast.walk(tree))
+    names = frozenset(name for node in nodes for name in _names(node))
+    calls = frozenset(_dotted(node.func) for node in nodes if isinstance(node, ast.Call))
+    declared = [*_declared(nodes), *(_fields(nodes) if not names.isdisjoint(_DATACLASS_PARSERS) else ())]
+    return Script(names, calls, tuple(dict.fromkeys(declared)))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        for alias in node.names:
+            yield from alias.name.split(".")
+        yield from (getattr(node, "module", None) or "").split(".")
+    elif isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _declared(nodes: list[ast.AST]) -> Iterator[str]:
+    """Options of argparse and click: the long spelling of each."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and _dotted(node.func).rpartition(".")[2] in ("add_argument", "option"):
+            words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            yield from (word for word in words if word.startswith("--"))
+
+
+def _fields(nodes: list[ast.AST]) -> Iterator[str]:
+    """Fields of dataclasses, which such parsers make options of."""
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+            for line in node.body:
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                    yield f"--{line.target.id}"

@@ -1,0 +1,99 @@
+"""Runs the DeepSpeed that comes first on the path over configurations, and lists what its models take.
+
+python -m tests.real.old_deepspeed < JOBS: a JSON list of {"config", "world"}, where "world" is what DeepSpeed's
+batch arithmetic divides by. Prints {"version", "results": each "" or its error, "keys": {section: [key]}}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+class World:
+    """Stands in for deepspeed.comm where the configuration asks for ranks."""
+
+    size = 1
+
+    def get_rank(self, *_: Any) -> int:
+        return 0
+
+    def get_world_size(self, *_: Any) -> int:
+        return self.size
+
+    def __getattr__(self, name: str) -> Any:
+        import deepspeed
+
+        return getattr(deepspeed.comm, name)
+
+
+def accepted(job: dict[str, Any]) -> str:
+    """What DeepSpeedConfig says against a configuration; empty where it takes it."""
+    import deepspeed.runtime.config as config
+
+    config.dist = World()
+    config.dist.size = job["world"]
+    try:
+        read = config.DeepSpeedConfig(job["config"])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    batch = read.train_batch_size / read.train_micro_batch_size_per_gpu / read.gradient_accumulation_steps
+    return "" if batch == job["world"] else f"batch of {batch} ranks"
+
+
+def keys() -> dict[str, list[str]]:
+    """Fields and aliases of the models that stand in each version."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    models: dict[str, Any] = {
+        "zero_optimization": DeepSpeedZeroConfig,
+        "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+        "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
+        **_later(),
+    }
+    return {
+        path: sorted({name for field, info in model.model_fields.items() for name in (field, info.alias) if name})
+        for path, model in models.items()
+    }
+
+
+def _later() -> dict[str, Any]:
+    """Models that some versions lack."""
+    found: dict[str, Any] = {}
+    try:
+        from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+
+        found |= {"bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
+    except ImportError:
+        pass
+    try:
+        from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
+
+        found["zero_optimization.zenflow"] = ZenFlowConfig
+    except ImportError:
+        pass
+    return found
+
+
+def main() -> None:
+    jobs = json.load(sys.stdin)
+    output = os.dup(1)
+    os.dup2(2, 1)  # DeepSpeed prints to standard output
+    import deepspeed
+
+    answer = {
+        "version": deepspeed.__version__.split("+")[0].strip(),
+        "results": [accepted(job) for job in jobs],
+        "keys": keys(),
+    }
+    os.write(output, json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main()
