@@ -51,7 +51,7 @@ demo: .venv/.runtime
 	@echo; echo '-- runs/demo/ds_config.llm.json'; cat runs/demo/ds_config.llm.json
 	@echo; echo '-- runs/demo/job.sbatch'; cat runs/demo/job.sbatch
 	@echo; echo '== A training: dslaunch recipe=vla_tiny cluster=local'; echo
-	@$(bin)/dslaunch recipe=vla_tiny cluster=local launcher.python=$(bin)/python
+	@$(bin)/dslaunch recipe=vla_tiny cluster=local
 
 test: lint
 	$(pytest) -m 'not slow' $(PYTEST_ARGS)

@@ -16,6 +16,10 @@ KV_REPLICAS_SINCE = "0.16.0"
 """Key/value heads may be fewer than tp from here on (megatron/core/transformer/transformer_config.py)."""
 
 
+MTP_WITH_CP_SINCE = "0.14.0"
+"""Layers that predict further tokens go with context parallelism from here on (megatron/training/arguments.py)."""
+
+
 def at_least(version: str, since: str) -> bool:
     """Whether `version` is `since` or newer."""
     order = megatron_versions()

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 Kind = Literal[
     "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args", "shell",
-    "env", "other",
+    "env", "torch", "accelerate", "other",
 ]  # fmt: skip
 
 _SCHEMAS: dict[str, Kind] = {
     "dslaunch.plan": "plan",
     "dslaunch.prediction": "prediction",
     "dslaunch.manifest": "manifest",
+    "dslaunch.torch": "torch",
 }
 _DEEPSPEED_KEYS = frozenset({
     "activation_checkpointing", "bf16", "fp16", "gradient_accumulation_steps", "gradient_clipping", "optimizer",
@@ -51,6 +52,8 @@ def text_kind(name: str, text: str) -> Kind:
     stem = name.rpartition("/")[2]
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
+    if stem == "accelerate.yaml":
+        return "accelerate"
     if _ENV_NAME.match(stem):
         return "env"
     if text.startswith("#!") or "#SBATCH" in text or _SHELL_NAME.search(stem):

@@ -61,7 +61,10 @@ def launch(
         for step in steps:
             echo(step.describe())
         if not launcher:
-            echo(_next_command(request))
+            echo(
+                f"{_not_here(request.plan)} To launch it, type on a login node of it\n"
+                f"  dslaunch launch DIR launcher=slurm\nwith the folder that `dslaunch render ... -o DIR` wrote."
+            )
         return 0
     check_machine(request, launcher)
     _ask(plan, launcher, confirm)
@@ -121,9 +124,13 @@ def _ask(plan: Plan, launcher: str, confirm: Callable[[str], bool] | None) -> No
 
 
 def _next_command(request: LaunchRequest) -> str:
-    cluster, folder = request.plan.cluster, shlex.quote(str(request.run_dir))
+    folder = shlex.quote(str(request.run_dir))
+    return f"{_not_here(request.plan)} On a login node of it, type\n  dslaunch launch {folder} launcher=slurm"
+
+
+def _not_here(plan: Plan) -> str:
+    cluster = plan.cluster
     return (
         f"Nothing is launched: this machine is not the cluster ({cluster.nodes} nodes x {cluster.gpus_per_node} "
-        f"{cluster.gpu}), no SLURM controller answers, and no hostfile is named. On a login node of it, type\n"
-        f"  dslaunch launch {folder} launcher=slurm"
+        f"{cluster.gpu}), no SLURM controller answers, and no hostfile is named."
     )

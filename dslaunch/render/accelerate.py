@@ -11,6 +11,8 @@ from typing import Any
 from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.schema.config import RunConfig
 
+TORCH_SCHEMA = "dslaunch.torch/1"
+
 
 def accelerate_config(plan: Plan) -> dict[str, Any]:
     """The keys of accelerate.yaml, in the order of a reader; mappings are sections."""
@@ -57,12 +59,16 @@ def torch_settings(plan: Plan, config: RunConfig) -> dict[str, Any]:
     """torch.json: what a script of one's own hands to PyTorch."""
     component = _trunk(plan, config)
     found: dict[str, Any] = {
+        "schema": TORCH_SCHEMA,
         "sharding": plan.engine.sharding,
-        "micro_batch": component.micro_batch,
-        "gradient_accumulation_steps": component.num_microbatches,
-        "gradient_clipping": plan.training.clip,
         "precision": plan.training.precision,
-        "optimizer": {
+        "batch": {
+            "global_batch": plan.global_batch,
+            "micro_batch": component.micro_batch,
+            "num_microbatches": component.num_microbatches,
+        },
+        "clip": plan.training.clip,
+        "adamw": {
             "lr": plan.training.lr,
             "betas": list(plan.training.betas),
             "eps": plan.training.eps,

@@ -29,7 +29,7 @@ def megatron_flags(plan: Plan, config: RunConfig) -> Flags:
     assert isinstance(decoder, Decoder), "the engine megatron takes a single decoder"
     catalogue = megatron_catalogue(plan.engine.version)
     made = {
-        **model_flags(name, decoder, component, plan.training.seq_len, catalogue),
+        **model_flags(name, decoder, component, plan, catalogue),
         **_parallel(plan, decoder, component),
         **batch_and_schedule(plan, component),
         **precision(plan),

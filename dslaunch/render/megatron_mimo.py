@@ -26,7 +26,7 @@ def megatron_mimo_flags(plan: Plan, config: RunConfig) -> Flags:
     assert isinstance(decoder, Decoder)
     catalogue = megatron_mimo_catalogue(plan.engine.version)
     overlap = plan.training.overlap_comm
-    model = model_flags(found.llm, decoder, llm, plan.training.seq_len, catalogue)
+    model = model_flags(found.llm, decoder, llm, plan, catalogue)
     made = {
         **{flag: values for flag, values in model.items() if flag not in _STOCK_SIZES},
         **_grids(plan, found, decoder),

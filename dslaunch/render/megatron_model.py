@@ -6,11 +6,11 @@ core_v0.12.0 to core_v0.19.0.
 
 from __future__ import annotations
 
-from dslaunch.engines.megatron import KV_REPLICAS_SINCE, at_least
+from dslaunch.engines.megatron import KV_REPLICAS_SINCE, MTP_WITH_CP_SINCE, at_least
 from dslaunch.engines.megatron_catalogue import Catalogue
 from dslaunch.errors import ConfigError
 from dslaunch.model.params import padded_vocab
-from dslaunch.planfile import ComponentPlan
+from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.render.megatron_flags import Flags, first_known, flags
 from dslaunch.render.megatron_shared import sizes, whole_base
 from dslaunch.schema.layer import Experts, LatentAttention
@@ -18,7 +18,7 @@ from dslaunch.schema.model import Decoder
 
 
 def model_flags(
-    name: str, decoder: Decoder, component: ComponentPlan, seq_len: int, catalogue: Catalogue
+    name: str, decoder: Decoder, component: ComponentPlan, plan: Plan, catalogue: Catalogue
 ) -> Flags:
     """The model, as `catalogue`'s version takes it.
 
@@ -26,7 +26,7 @@ def model_flags(
         ConfigError: something that Megatron's model cannot express, in this version or in any.
     """
     return {
-        **sizes(name, decoder, seq_len),
+        **sizes(name, decoder, plan.training.seq_len),
         **_attention(name, decoder, component.tp, catalogue),
         **flags(
             normalization={"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[decoder.norm],
@@ -34,8 +34,8 @@ def model_flags(
             **_biases(name, decoder),
         ),
         **_positions(name, decoder),
-        **_experts(decoder, component),
-        **flags(mtp_num_layers=decoder.mtp_layers or None),
+        **_experts(name, decoder, component, plan),
+        **_further_tokens(name, decoder, component, catalogue),
         **_vocabulary(decoder, component.tp, catalogue),
     }
 
@@ -103,11 +103,33 @@ def _positions(name: str, decoder: Decoder) -> Flags:
     return flags(position_embedding_type="rope", rotary_base=whole_base(name, decoder, "--rotary-base"))
 
 
-def _experts(decoder: Decoder, component: ComponentPlan) -> Flags:
-    """Routed experts are cut over tp as the rest of the layer is; tokens travel by all-to-all."""
+def _further_tokens(name: str, decoder: Decoder, component: ComponentPlan, catalogue: Catalogue) -> Flags:
+    if not decoder.mtp_layers:
+        return {}
+    key = f"model.components.{name}.mtp_layers is {decoder.mtp_layers}"
+    if decoder.position != "rope":
+        raise ConfigError(f"{key}, position {decoder.position}: Megatron takes rotary positions only. Set it to 0")
+    if component.cp > 1 and not at_least(catalogue.version, MTP_WITH_CP_SINCE):
+        raise ConfigError(
+            f"{key}, cp {component.cp}: {catalogue.framework} does not take both; core {MTP_WITH_CP_SINCE} and "
+            f"newer do. Set engine.version={MTP_WITH_CP_SINCE}, or strategy.{name}.cp=1"
+        )
+    return flags(mtp_num_layers=decoder.mtp_layers)
+
+
+def _experts(name: str, decoder: Decoder, component: ComponentPlan, plan: Plan) -> Flags:
+    """Routed experts are cut over tp as the rest of the layer is; tokens travel by all-to-all.
+
+    Their grouped matrix products are for bf16, from Ampere on.
+    """
     experts = decoder.experts
     if experts is None:
         return {}
+    if component.ep > 1 and plan.training.precision == "fp16":
+        raise ConfigError(
+            f"strategy.{name}.ep is {component.ep}, training.precision fp16: Megatron shares experts out in "
+            "bf16 and fp32 only. Set training.precision=bf16, or ep 1"
+        )
     dense, mixed = experts.dense_layers, decoder.layers - experts.dense_layers
     return {
         **flags(
@@ -117,7 +139,7 @@ def _experts(decoder: Decoder, component: ComponentPlan) -> Flags:
             moe_shared_expert_intermediate_size=experts.shared_ffn or None,
             moe_shared_expert_gate=experts.shared_gate,
             moe_layer_freq=f"([0]*{dense}+[1]*{mixed})" if dense else None,
-            moe_grouped_gemm=True,
+            moe_grouped_gemm=plan.training.precision == "bf16" and not plan.cluster.gpu.startswith("V100"),
             moe_token_dispatcher_type="alltoall",
             expert_model_parallel_size=component.ep,
             expert_tensor_parallel_size=component.tp,

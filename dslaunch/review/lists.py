@@ -81,6 +81,8 @@ def schema_rows(dotted: str) -> list[tuple[str, ...]]:
             rows += [_row(".".join([*typed, key]), field) for key, field in keys_of(section).items()]
         return rows
     owners = models_at(path[:-1])
+    if not owners and len(typed) > 1:  # a name inside a mapping, such as env.NAME
+        return schema_rows(".".join(typed[:-1]))
     found = [_row(dotted, keys_of(owner)[path[-1]]) for owner in owners if path[-1] in keys_of(owner)]
     if not found:
         known = [".".join([*typed[:-1], key]) for owner in owners for key in keys_of(owner)]

@@ -39,7 +39,8 @@ CASES = {
     ],
     "vla70b_megatron_mimo": [
         "recipe=vla70b", "cluster=72xA100", "strategy=zero1", "engine=megatron_mimo",
-        "engine.path=/opt/Megatron-LM", "data.path=/data/web_text", "data.tokenizer=/models/llama3", "script=train_vlm.py",
+        "engine.path=/opt/Megatron-LM", "data.path=/data/web_text", "data.tokenizer=/models/llama3",
+        "script=train_vlm.py",
         "strategy.vision_encoder.tp=4", "strategy.vision_encoder.dp=2", "strategy.vision_encoder.rank_offset=0",
         "strategy.projector.tp=4", "strategy.projector.dp=2", "strategy.projector.rank_offset=0",
         "strategy.llm.tp=8", "strategy.llm.pp=4", "strategy.llm.rank_offset=8",

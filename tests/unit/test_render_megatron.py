@@ -131,6 +131,30 @@ def test_deepseeks_router_and_latent_attention() -> None:
     assert "--rope-type" not in moe_flags(*words, "engine.version=0.12.0")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["training.precision=fp16"], "ep is 4, training.precision fp16"),
+        (["model.components.llm.mtp_layers=1", "model.components.llm.position=learned"], "rotary positions only"),
+        (
+            [
+                "model.components.llm.mtp_layers=1", "engine.version=0.12.0", "strategy.llm.cp=2",
+                "strategy.llm.ep=2",
+            ],
+            "core 0.14.0 and newer do",
+        ),
+    ],
+)  # fmt: skip
+def test_what_megatrons_own_validation_would_stop_at(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        moe_flags(*words)
+    assert message in str(caught.value)
+
+
+def test_grouped_products_of_experts_are_for_bf16() -> None:
+    assert "--moe-grouped-gemm" not in moe_flags("training.precision=fp16", "strategy.llm.ep=1")
+
+
 def test_middle_stages_that_differ_are_written_out() -> None:
     made = flags(DATA, "strategy.llm.layers_per_stage=[19,20,22,19]")
     layout = made["--pipeline-model-parallel-layout"][0]
@@ -175,7 +199,7 @@ def test_what_a_version_lacks_is_refused_and_others_are_named(
 
 
 def test_an_unknown_version_lists_the_known_ones() -> None:
-    with pytest.raises(PlanError, match=r"engine.version is 0\.3\.0; megatron is rendered for 0\.16\.0, 0\.19\.0"):
+    with pytest.raises(PlanError, match=r"version is 0\.3\.0; megatron is rendered for 0\.16\.0, 0\.19\.0"):
         flags(DATA, "engine.version=0.3.0")
 
 

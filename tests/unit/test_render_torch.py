@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,9 +20,16 @@ def test_what_the_script_hands_to_pytorch() -> None:
     files = rendered(*LLAMA, "strategy=fsdp2", "training.micro_batch=1")
     settings = json.loads(files["torch.json"])
     assert settings["mesh"] == {"dp_replicate": 1, "dp_shard": 64}
-    assert settings["micro_batch"] * settings["gradient_accumulation_steps"] * 64 == 128
+    assert settings["batch"] == {"global_batch": 128, "micro_batch": 1, "num_microbatches": 2}
     assert "ddp" not in settings
+    assert (settings["adamw"]["lr"], settings["clip"]) == (3e-5, 1.0)
     assert yaml.safe_load(files["accelerate.yaml"])["fsdp_config"]["fsdp_version"] == 2
+
+
+def test_the_rendered_folder_passes_its_own_check(dslaunch: CommandLine, tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    assert dslaunch("render", *LLAMA, "strategy=hsdp", "-o", folder).status == 0
+    assert json.loads(dslaunch("check", folder, "--json").out)["findings"] == []
 
 
 def test_ddp_has_its_settings_and_no_mesh() -> None:
