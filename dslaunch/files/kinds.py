@@ -6,7 +6,8 @@ import re
 from typing import Any, Literal
 
 Kind = Literal[
-    "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args", "shell",
+    "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args",
+    "shell",
     "env", "torch", "accelerate", "other",
 ]  # fmt: skip
 

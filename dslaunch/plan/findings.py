@@ -197,7 +197,9 @@ def _not_executed_yet(config: RunConfig, engine: Engine) -> list[Finding]:
         Finding(
             rule="runtime.native",
             severity="info",
-            message="dslaunch.runtime does not execute a layout per component yet: this plan is rendered, not launched",
+            message=(
+                "dslaunch.runtime does not execute a layout per component yet: this plan is rendered, not launched"
+            ),
             where="engine.name",
             fix="script=FILE launches a program of yours; strategy=zero3 is one layout for the whole model",
         )

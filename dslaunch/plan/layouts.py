@@ -171,7 +171,8 @@ def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list
         )
     elif domain % tp:
         faults.append(
-            f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs that a fast link joins; some would cross it"
+            f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs that a fast link "
+            "joins; some would cross it"
         )
     if wrong := shapes.legal_tp(component, tp, most=domain):
         faults.append(f"{key}.tp is {tp}: {wrong}")

@@ -50,13 +50,14 @@ def arguments(plan: Plan, component: ComponentPlan) -> dict[str, Any]:
         "warmup_steps": training.warmup_steps,
         "bf16": training.precision == "bf16",
         "fp16": training.precision == "fp16",
-        "gradient_checkpointing": component.recompute == "full",
         "seed": training.seed,
         "save_strategy": "steps",
         "save_steps": plan.files.checkpoint_every or training.steps,
         "ddp_timeout": round(60 * plan.launcher.timeout_minutes),
         **_schedule(plan),
     }
+    if component.recompute == "full":
+        found["gradient_checkpointing"] = True
     if plan.files.checkpoint_dir:
         found["output_dir"] = plan.files.checkpoint_dir
     if plan.files.checkpoint_load:

@@ -36,7 +36,10 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title, title_justify="left", title_style="bold", show_edge=False, box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column in ("component", "layout", "verdict") else "right")
     return table

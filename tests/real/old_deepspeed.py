@@ -1,7 +1,7 @@
 """Runs the DeepSpeed that comes first on the path over configurations, and lists what its models take.
 
-python -m tests.real.old_deepspeed < JOBS: a JSON list of {"config", "world"}, where "world" is what DeepSpeed's
-batch arithmetic divides by. Prints {"version", "results": each "" or its error, "keys": {section: [key]}}.
+python -m tests.real.old_deepspeed < JOBS: a JSON list of {"config", "world", "replicas"}; "replicas" is what
+DeepSpeed's batch arithmetic is to divide by. Prints {"version", "results": each "" or its error, "keys": {section: [key]}}.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ class World:
     def get_rank(self, *_: Any) -> int:
         return 0
 
-    def get_world_size(self, *_: Any) -> int:
-        return self.size
+    def get_world_size(self, group: int | None = None) -> int:
+        return group or self.size
 
     def __getattr__(self, name: str) -> Any:
         import deepspeed
 
         return getattr(deepspeed.comm, name)
+
+
+class Mesh:
+    """The mesh that deepspeed.initialize makes of sequence_parallel_size and data_parallel_size; a group is its size."""
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+
+    def get_group(self, mesh_dim: str) -> int:
+        assert mesh_dim == "data_parallel"
+        return self._replicas
 
 
 def accepted(job: dict[str, Any]) -> str:
@@ -36,11 +47,13 @@ def accepted(job: dict[str, Any]) -> str:
     config.dist = World()
     config.dist.size = job["world"]
     try:
-        read = config.DeepSpeedConfig(job["config"])
+        sequence = "sequence_parallel_size" in job["config"]
+        mesh = Mesh(job["config"]["data_parallel_size"]) if sequence else None
+        read = config.DeepSpeedConfig(job["config"], mesh_device=mesh)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     batch = read.train_batch_size / read.train_micro_batch_size_per_gpu / read.gradient_accumulation_steps
-    return "" if batch == job["world"] else f"batch of {batch} ranks"
+    return "" if batch == job["replicas"] else f"batch of {batch} replicas"
 
 
 def keys() -> dict[str, list[str]]:

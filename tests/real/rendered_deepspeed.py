@@ -84,7 +84,7 @@ def judge(job: dict[str, Any]) -> dict[str, Any]:
 def two_layers() -> Any:
     import torch
 
-    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 8))
 
 
 def tiny_llama() -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from dslaunch.compose import names
+from dslaunch.compose import compose, names
 from dslaunch.engines.registry import ENGINES
 from dslaunch.errors import ConfigError, PlanError
 from dslaunch.flow import refusing
@@ -16,12 +16,14 @@ from dslaunch.planfile import Plan
 from dslaunch.render import render
 from dslaunch.rules.checking import check_rendered
 from dslaunch.schema.config import RunConfig
-from tests.golden.cases import planned
+from dslaunch.schema.validate import validate
 
 RECIPES = names("recipes")
 WORDS = ["engine.path=/opt/framework", "data.path=/data/text", "data.tokenizer=/models/tokenizer"]
 OWN_PROGRAM = ("native", "megatron", "megatron_deepspeed")
 """Engines that run a program of their framework's or of ours; the others run a script of the user's."""
+STRATEGY = {"deepspeed": "zero3", "torch": "fsdp2", "megatron": "auto", "megatron_deepspeed": "zero3"}
+"""What is tried where a recipe's own strategy is for other engines."""
 OWN_CODE = {
     "deepspeed": ("0.19.8", "0.18.9", "0.17.6", "0.16.9"),
     "native": ("0.19.8", "0.18.9", "0.17.6", "0.16.9"),
@@ -30,7 +32,7 @@ OWN_CODE = {
     "megatron": ("0.16.0", "0.14.0", "0.12.0"),
     "megatron_mimo": (),
 }
-"""Versions whose own code reads the files in these tests; of the others only the table of keys or arguments does."""
+"""Versions whose own code reads the files in these tests; for the others their table of keys or arguments does."""
 HEADER = """\
 # Recipes, engines and versions
 
@@ -38,12 +40,13 @@ Each recipe, as it stands, was rendered for each engine and each of its versions
 by tests/real/test_support.py (`pytest --update-golden`), which fails where it is out of date.
 
 - *by its own code*: the framework itself read the files. DeepSpeed: `DeepSpeedConfig` for the plan's number of
-  replicas, and for its newest version `deepspeed.initialize` where nothing is offloaded. Megatron-LM:
-  megatron-core's `TransformerConfig`, its layers by stage and its groups of ranks, besides the catalogue. PyTorch:
-  accelerate's loader.
-- *by its table alone*: the keys (DeepSpeed) or arguments (Megatron-LM, Megatron-DeepSpeed) of that version, as data
-  read from its source. Megatron-DeepSpeed's arguments are read so in every case, beside its DeepSpeed JSON.
-- *refused*: the first words of the reason. Another strategy, layout or cluster of the same recipe may be taken.
+  replicas, and for the newest version `deepspeed.initialize` where nothing is offloaded. Megatron-LM:
+  megatron-core's `TransformerConfig`, its layers by stage and its groups of ranks, besides the catalogue.
+  PyTorch: accelerate's loader.
+- *by its table alone*: the keys (DeepSpeed) or arguments (Megatron-LM, Megatron-DeepSpeed) of that version, as
+  data read from its source. Megatron-DeepSpeed's arguments are always read so, beside its DeepSpeed JSON.
+- *strategy*: what was tried where the recipe's own strategy is for other engines; `-` is the recipe's own.
+- *refused*: the first words of the reason. Another layout or cluster of the same recipe may be taken.
 """
 
 
@@ -52,6 +55,8 @@ class Attempt:
     """One recipe on one engine and version."""
 
     recipe: str
+    strategy: str
+    """Another than the recipe's own; empty where it is tried as it stands."""
     engine: str
     version: str
     refusal: str
@@ -61,43 +66,59 @@ class Attempt:
 
 
 @cache
-def attempt(recipe: str, engine: str, version: str) -> Attempt:
+def attempt(recipe: str, strategy: str, engine: str, version: str) -> Attempt:
     """The recipe's files for that engine; what is rendered holds before the rules, as on the command line."""
-    config = _configured(recipe)
+    tried = (recipe, strategy, engine, version)
+    try:
+        config = _configured(recipe, strategy, engine, version)
+        made, prediction = plan(config)
+        if stopping := refusing(prediction.findings, ()):
+            return Attempt(*tried, stopping[0].message.split(":")[0])
+        files = render(made, prediction, config, data_dirs("templates"))
+    except (ConfigError, PlanError) as error:
+        return Attempt(*tried, _first_words(str(error), engine))
+    errors = [finding for finding in check_rendered(made, files) if finding.severity in ("error", "wrong")]
+    assert not errors, (*tried, errors)
+    return Attempt(*tried, "", made, files)
+
+
+def _configured(recipe: str, strategy: str, engine: str, version: str) -> RunConfig:
+    config = _composed(recipe, strategy)
     changes: dict[str, object] = {
         "engine": config.engine.model_copy(update={"name": engine, "version": version}),
         "script": "" if engine in OWN_PROGRAM or config.module else "train.py",
     }
-    config = config.model_copy(update=changes)
-    try:
-        made, prediction = plan(config)
-        if stopping := refusing(prediction.findings, ()):
-            return Attempt(recipe, engine, version, stopping[0].message.split(":")[0])
-        files = render(made, prediction, config, data_dirs("templates"))
-    except (ConfigError, PlanError) as error:
-        return Attempt(recipe, engine, version, _first_words(str(error), engine))
-    errors = [finding for finding in check_rendered(made, files) if finding.severity in ("error", "wrong")]
-    assert not errors, (recipe, engine, version, errors)
-    return Attempt(recipe, engine, version, "", made, files)
+    return config.model_copy(update=changes)
 
 
 @cache
-def _configured(recipe: str) -> RunConfig:
-    return planned(f"recipe={recipe}", *WORDS)[2]
+def _composed(recipe: str, strategy: str) -> RunConfig:
+    composed = compose(recipe, [*WORDS, *([f"strategy={strategy}"] if strategy else [])])
+    return validate(composed.tree, composed.locate)
+
+
+@cache
+def strategy_for(recipe: str, engine: str) -> str:
+    """The engine's of STRATEGY where its default version takes that, but not the recipe's own; else empty."""
+    default, other = ENGINES[engine].versions[0], STRATEGY.get(engine, "")
+    if not attempt(recipe, "", engine, default).refusal:
+        return ""
+    return other if other and not attempt(recipe, other, engine, default).refusal else ""
+
+
+def taken(*engines: str, version: str = "") -> list[Attempt]:
+    """Every recipe that the engines take, at `version` or at each engine's default."""
+    tried = [
+        attempt(recipe, strategy_for(recipe, engine), engine, version or ENGINES[engine].versions[0])
+        for engine in engines
+        for recipe in RECIPES
+    ]
+    return [each for each in tried if not each.refusal]
 
 
 def _first_words(message: str, engine: str, most: int = 12) -> str:
     words = message.splitlines()[0].removeprefix(f"engine {engine}: ").split()
     return " ".join(words[:most]).rstrip(";:,") + (" ..." if len(words) > most else "")
-
-
-def rendered_for(*engines: str, versions: Mapping[str, Iterable[str]] | None = None) -> list[Attempt]:
-    """Every recipe that the engines take, at their default version or at those named."""
-    found = []
-    for engine in engines:
-        for version in (versions or {}).get(engine, ENGINES[engine].versions[:1]):
-            found += [attempt(recipe, engine, version) for recipe in RECIPES]
-    return [each for each in found if not each.refusal]
 
 
 def page() -> str:
@@ -108,25 +129,34 @@ def page() -> str:
 def _table(engine: str) -> str:
     lines = [
         f"## {engine}\n",
-        "| recipe | by its own code | by its table alone | refused |",
-        "|---|---|---|---|",
+        "| recipe | strategy | by its own code | by its table alone | refused |",
+        "|---|---|---|---|---|",
         *(_row(recipe, engine) for recipe in RECIPES),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _row(recipe: str, engine: str) -> str:
-    every = sorted(ENGINES[engine].versions, key=_release)
-    attempts = [attempt(recipe, engine, version) for version in every]
-    taken = [each.version for each in attempts if not each.refusal]
-    own = [version for version in taken if version in OWN_CODE[engine]]
-    table = [version for version in taken if version not in own]
-    refusals = dict.fromkeys(each.refusal for each in attempts if each.refusal)
-    refused = "; ".join(
-        reason if not taken else f"{_spans([a.version for a in attempts if a.refusal == reason], every)}: {reason}"
-        for reason in refusals
-    )
-    return f"| {recipe} | {', '.join(own) or '-'} | {_spans(table, every) or '-'} | {refused} |"
+    versions = sorted(ENGINES[engine].versions, key=_release)
+    strategy = strategy_for(recipe, engine)
+    every = [attempt(recipe, strategy, engine, version) for version in versions]
+    accepted = [each.version for each in every if not each.refusal]
+    own = [version for version in accepted if version in OWN_CODE[engine]]
+    table = [version for version in accepted if version not in own]
+    whole = len(accepted) == len(versions) and len(own) > 0 < len(table)
+    cells = [recipe, strategy, ", ".join(own), "all others" if whole else _spans(table, versions), _refused(every)]
+    return f"| {' | '.join(cell or '-' for cell in cells)} |"
+
+
+def _refused(every: Sequence[Attempt]) -> str:
+    """The reasons, each with its versions where others are taken or refused for another one."""
+    reasons = dict.fromkeys(each.refusal for each in every)
+    spans = {
+        reason: _spans([each.version for each in every if each.refusal == reason], [e.version for e in every])
+        for reason in reasons
+        if reason
+    }
+    return "; ".join(reason if len(reasons) == 1 else f"{s}: {reason}" for reason, s in spans.items())
 
 
 def _spans(chosen: list[str], every: list[str]) -> str:

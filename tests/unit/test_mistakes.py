@@ -132,7 +132,9 @@ def test_a_number_where_text_belongs_says_to_quote_it(
 
 
 def test_a_model_with_a_circle_is_refused(dslaunch: CommandLine, tmp_path: Path) -> None:
-    circle = "model:\n  edges:\n    - {from: a, to: b, tokens: 1, join: add}\n    - {from: b, to: a, tokens: 1, join: add}\n"
+    ends = (("a", "b"), ("b", "a"))
+    edges = [f"    - {{from: {source}, to: {to}, tokens: 1, join: add}}\n" for source, to in ends]
+    circle = "model:\n  edges:\n" + "".join(edges)
     parts = "  components:\n    a: {arch: mlp, dims: [8, 8]}\n    b: {arch: mlp, dims: [8, 8]}\n"
     site = make_site(tmp_path / "site", RECIPE + circle + parts)
     ran = dslaunch("plan", "recipe=mine", "--config-dir", str(site))

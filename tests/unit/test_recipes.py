@@ -1,4 +1,4 @@
-"""Every recipe that is shipped: named, described, sourced, planned and rendered as it stands, at each size it pins."""
+"""Every recipe that is shipped: described, with its sources; planned and rendered, at each size it pins."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def test_slurm_settings_reach_their_directives() -> None:
         "launcher.slurm.partition=gpu", "launcher.slurm.qos=high", "launcher.slurm.constraint=a100&ib",
         "launcher.slurm.reservation=r1", "launcher.slurm.switches=1@00:30:00", "launcher.slurm.mem=0",
         "launcher.slurm.comment=two words", "launcher.slurm.time=12:00:00", "launcher.slurm.cpus_per_task=4",
-        "launcher.slurm.exclusive=false", "launcher.slurm.signal_before_s=120", "launcher.slurm.sbatch_extra=['--mail-type=END']",
+        "launcher.slurm.exclusive=false", "launcher.slurm.signal_before_s=120",
+        "launcher.slurm.sbatch_extra=['--mail-type=END']",
     )  # fmt: skip
     expected = {
         "--partition=gpu", "--qos=high", "--constraint=a100&ib", "--reservation=r1", "--switches=1@00:30:00",

@@ -12,6 +12,7 @@ import pytest
 
 from dslaunch.errors import ConfigError
 from dslaunch.files.fileset import read_fileset
+from dslaunch.planfile import to_json
 from dslaunch.rules import (
     Settings,
     check,
@@ -91,6 +92,27 @@ def test_paths_are_named_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("it's here/ds_config.json").write_text('{"fp16": 1}', encoding="utf-8")
     found = check_paths([Path("it's here/ds_config.json")], Settings())
     assert {finding.where for finding in found} == {"it's here/ds_config.json:1:1", "it's here/ds_config.json:1:2"}
+
+
+def test_a_plan_among_the_files_says_how_many_ranks_there_are(tmp_path: Path) -> None:
+    plan, config = tmp_path / "plan.json", tmp_path / "ds_config.json"
+    plan.write_text(to_json(small_plan("deepspeed", 16, {"llm": {"dp": 16}})), encoding="utf-8")
+    config.write_text('{"train_batch_size": 24}', encoding="utf-8")
+    assert [f.rule for f in check_paths([config], Settings())] == ["check.world-size"]
+    (finding,) = check_paths([config, plan], Settings())
+    assert (finding.rule, finding.where) == ("batch.divisible", f"{config}:1:2")
+    with pytest.raises(ConfigError, match="--world-size 8, but .*plan.json is for 16 ranks"):
+        check_paths([config, plan], Settings(world_size=8))
+    (tmp_path / "other.json").write_text(plan.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="2 plans, and one is needed"):
+        check_paths([plan, tmp_path / "other.json"], Settings())
+
+
+def test_arguments_of_the_trainer_say_that_it_reads_the_file() -> None:
+    plan = small_plan("deepspeed", 16, {"llm": {"dp": 16}})
+    files = {"ds_config.json": '{"train_micro_batch_size_per_gpu": "auto"}'}
+    assert [f.rule for f in check_rendered(plan, files)] == ["json.auto"]
+    assert check_rendered(plan, {**files, "hf_args.json": '{"per_device_train_batch_size": 1}'}) == ()
 
 
 @pytest.mark.parametrize("version", ["", "0.19.x", "new"])
