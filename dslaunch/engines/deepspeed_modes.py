@@ -54,6 +54,12 @@ def version_of(config: RunConfig) -> str:
     return config.engine.version or newest()
 
 
+def _before(config: RunConfig, first: str) -> bool:
+    """Whether a version of the table is rendered for that is older than `first`."""
+    version = version_of(config)
+    return version in table().versions and release(version) < release(first)
+
+
 def hpz(config: RunConfig) -> int:
     """Ranks of hpZ's second partition; 1 is none."""
     wanted = config.strategy.zero_plus_plus.hpz
@@ -102,11 +108,10 @@ def _tensor_parallel(config: RunConfig, key: str, layout: Layout) -> list[str]:
             f"{key}.tp is {layout.tp} and {key}.cp is {layout.cp}: AutoTP and Ulysses each make their own mesh of "
             "the ranks; set one of them to 1"
         )
-    version = version_of(config)
-    if layout.zero == 3 and release(version) < release(AUTOTP_ZERO3):
+    if layout.zero == 3 and _before(config, AUTOTP_ZERO3):
         faults.append(
-            f"{key}.zero is 3 with tp {layout.tp}: DeepSpeed {version} asserts stage 2 or less under AutoTP. Set "
-            f"engine.version={AUTOTP_ZERO3} or newer, or {key}.zero=2"
+            f"{key}.zero is 3 with tp {layout.tp}: DeepSpeed {version_of(config)} asserts stage 2 or less under "
+            f"AutoTP. Set engine.version={AUTOTP_ZERO3} or newer, or {key}.zero=2"
         )
     return faults
 
@@ -188,15 +193,16 @@ def _nvme(config: RunConfig, key: str, layout: Layout) -> list[str]:
 
 
 def _zenflow(config: RunConfig, key: str, layout: Layout) -> list[str]:
-    zenflow, section, version = config.strategy.zenflow, "strategy.zenflow", version_of(config)
+    zenflow, section = config.strategy.zenflow, "strategy.zenflow"
     if not zenflow.enabled:
         return []
     faults = []
     if layout.offload != "cpu":
         faults.append(f"{section} needs {key}.offload=cpu; it is {layout.offload}")
-    if layout.zero == 3 and release(version) < release(ZENFLOW_ZERO3):
+    if layout.zero == 3 and _before(config, ZENFLOW_ZERO3):
         faults.append(
-            f"{section} with {key}.zero 3 came with DeepSpeed {ZENFLOW_ZERO3}; engine.version is {version}"
+            f"{section} with {key}.zero 3 came with DeepSpeed {ZENFLOW_ZERO3}; engine.version is "
+            f"{version_of(config)}"
         )
     if layout.num_microbatches > 1:
         faults.append(

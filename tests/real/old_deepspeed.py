@@ -1,7 +1,8 @@
 """Runs the DeepSpeed that comes first on the path over configurations, and lists what its models take.
 
 python -m tests.real.old_deepspeed < JOBS: a JSON list of {"config", "world", "replicas"}; "replicas" is what
-DeepSpeed's batch arithmetic is to divide by. Prints {"version", "results": each "" or its error, "keys": {section: [key]}}.
+DeepSpeed's batch arithmetic is to divide by. Prints {"version", "results", "keys"}: a result is empty or an error,
+the keys are those of each section.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class World:
 
 
 class Mesh:
-    """The mesh that deepspeed.initialize makes of sequence_parallel_size and data_parallel_size; a group is its size."""
+    """The mesh that deepspeed.initialize makes for Ulysses; a group is its size."""
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas

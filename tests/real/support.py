@@ -40,9 +40,9 @@ Each recipe, as it stands, was rendered for each engine and each of its versions
 by tests/real/test_support.py (`pytest --update-golden`), which fails where it is out of date.
 
 - *by its own code*: the framework itself read the files. DeepSpeed: `DeepSpeedConfig` for the plan's number of
-  replicas, and for the newest version `deepspeed.initialize` where nothing is offloaded. Megatron-LM:
-  megatron-core's `TransformerConfig`, its layers by stage and its groups of ranks, besides the catalogue.
-  PyTorch: accelerate's loader.
+  replicas, and with the newest version `deepspeed.initialize` for one recipe of each ZeRO stage and schedule.
+  Megatron-LM: megatron-core's `TransformerConfig`, its layers by stage and its groups of ranks, besides the
+  catalogue. PyTorch: accelerate's loader.
 - *by its table alone*: the keys (DeepSpeed) or arguments (Megatron-LM, Megatron-DeepSpeed) of that version, as
   data read from its source. Megatron-DeepSpeed's arguments are always read so, beside its DeepSpeed JSON.
 - *strategy*: what was tried where the recipe's own strategy is for other engines; `-` is the recipe's own.
@@ -86,7 +86,8 @@ def _configured(recipe: str, strategy: str, engine: str, version: str) -> RunCon
     config = _composed(recipe, strategy)
     changes: dict[str, object] = {
         "engine": config.engine.model_copy(update={"name": engine, "version": version}),
-        "script": "" if engine in OWN_PROGRAM or config.module else "train.py",
+        "script": "" if engine in OWN_PROGRAM else "train.py",
+        "module": "",
     }
     return config.model_copy(update=changes)
 

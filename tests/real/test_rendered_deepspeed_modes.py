@@ -183,7 +183,8 @@ EXPECTED_WITHHELD = {
 def test_the_key_table_is_that_of_an_old_releases_models(version: str, sdists: Path) -> None:
     for path, names in asked_of(version, sdists, [])["keys"].items():
         keys = table().sections[path].keys
-        assert {n for n, key in keys.items() if not key.lacks(version) and not key.gone(version)} == set(names), path
+        there = {name for name, key in keys.items() if not key.lacks(version) and not key.gone(version)}
+        assert there == set(names), path
 
 
 def test_the_trainer_fills_in_what_the_plan_says(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dslaunch.engines.megatron_catalogue import (
 from dslaunch.engines.registry import ENGINES
 from tests.megatron_parser import parsed
 from tests.real.parts import need
-from tests.real.support import OWN_CODE, Attempt, page, taken
+from tests.real.support import OWN_CODE, RECIPES, Attempt, page, taken
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 DEEPSPEED = ("deepspeed", "native", "megatron_deepspeed")
@@ -30,30 +31,31 @@ OLDER_CORES = {"0.12.0": "0.12.3", "0.14.0": "0.14.0"}
 """Megatron-LM's version -> the release of megatron-core that belongs to it."""
 
 
-def deepspeed_jobs(attempts: list[Attempt], initialize: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(what DeepSpeed is given, what it must make of it), each configuration once."""
-    jobs, wanted = {}, {}
+def configurations(attempts: list[Attempt]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """What DeepSpeed is given, and what it must make of it, each once."""
+    found = {}
     for each in attempts:
         assert each.plan
         for name, component in each.plan.components.items():
             text = each.files.get(f"ds_config.{name}.json") or each.files.get("ds_config.json")
             if not text or not component.trainable:
                 continue
-            config = json.loads(text)
-            starts = initialize and component.offload == "none" and "optimizer" in config
-            if starts:  # GPU Adam would be compiled
-                config["optimizer"]["params"]["torch_adam"] = True
-            job = {"config": config, "world": each.plan.world_size, "dp": component.dp, "initialize": int(starts)}
-            key = json.dumps(job)
+            job = {"config": json.loads(text), "world": each.plan.world_size, "dp": component.dp, "initialize": 0}
             batch = [each.plan.global_batch, component.micro_batch, component.num_microbatches]
-            jobs[key], wanted[key] = job, {"batch": batch, "stage": component.zero}
-    return list(jobs.values()), list(wanted.values())
+            found[json.dumps(job)] = (job, {"batch": batch, "stage": component.zero})
+    return found
 
 
-def require_read(attempts: list[Attempt], initialize: bool, path: str = "") -> None:
+def starting(job: dict[str, Any]) -> dict[str, Any]:
+    """The same, for deepspeed.initialize; PyTorch's Adam need not be compiled."""
+    config = job["config"]
+    params = {**config["optimizer"]["params"], "torch_adam": True}
+    return {**job, "initialize": 1, "config": {**config, "optimizer": {**config["optimizer"], "params": params}}}
+
+
+def require_read(pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]], path: str = "") -> None:
     """DeepSpeed, the installed one or the one in `path`, reads the plan's batch and stage."""
-    jobs, wanted = deepspeed_jobs(attempts, initialize)
-    assert jobs
+    jobs, wanted = zip(*pairs, strict=True)
     env = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
     results = json.loads(_run("tests.real.rendered_deepspeed", jobs, env))
     for job, want, result in zip(jobs, wanted, results, strict=True):
@@ -78,7 +80,7 @@ def require_built(attempts: list[Attempt], path: str = "") -> None:
         assert result["stages"] == [list(stage.ranks) for stage in stages], each.recipe
 
 
-def _run(module: str, jobs: list[dict[str, Any]], env: dict[str, str]) -> str:
+def _run(module: str, jobs: Sequence[dict[str, Any]], env: dict[str, str]) -> str:
     done = subprocess.run(
         [sys.executable, "-m", module], input=json.dumps(jobs), capture_output=True, text=True, timeout=500,
         check=False, env={**os.environ, **env},
@@ -89,7 +91,7 @@ def _run(module: str, jobs: list[dict[str, Any]], env: dict[str, str]) -> str:
 
 def _installed(requirement: str, folder: Path) -> str:
     """A folder with that release of a framework, for PYTHONPATH; a skip where it cannot be had."""
-    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
     done = subprocess.run(
         [*words, "--target", str(folder), requirement], capture_output=True, text=True, check=False,
         env={**os.environ, "DS_BUILD_OPS": "0"},
@@ -99,17 +101,32 @@ def _installed(requirement: str, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("engine", DEEPSPEED)
-def test_deepspeed_reads_and_starts_every_recipe_it_takes(engine: str) -> None:
+@pytest.mark.parametrize(
+    "engine", ["deepspeed", "megatron_deepspeed", pytest.param("native", marks=pytest.mark.slow)]
+)
+def test_deepspeed_reads_every_recipe_it_takes(engine: str) -> None:
     need("torch", "deepspeed")
-    require_read(taken(engine), initialize=True)
+    require_read(configurations(taken(engine)).values())
+
+
+@pytest.mark.slow
+def test_deepspeed_starts_each_stage_and_schedule() -> None:
+    need("torch", "deepspeed")
+    kinds = {}
+    for job, want in configurations(taken("deepspeed")).values():
+        config = job["config"]
+        if "offload_optimizer" not in config.get("zero_optimization", {}):
+            kinds[want["stage"], config.get("scheduler", {}).get("type")] = (starting(job), want)
+    assert {stage for stage, _ in kinds} >= {2, 3}
+    require_read(kinds.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", OWN_CODE["deepspeed"][1:])
 def test_older_deepspeeds_read_every_recipe(version: str, tmp_path: Path) -> None:
     need("torch", "deepspeed")
-    require_read(taken(*DEEPSPEED, version=version), False, _installed(f"deepspeed=={version}", tmp_path))
+    pairs = configurations(taken(*DEEPSPEED, version=version)).values()
+    require_read(pairs, _installed(f"deepspeed=={version}", tmp_path))
 
 
 @pytest.mark.parametrize("version", ENGINES["megatron"].versions)
@@ -147,6 +164,15 @@ def test_accelerate_loads_every_recipe_that_torch_takes(tmp_path: Path) -> None:
         file.write_text(each.files["accelerate.yaml"], encoding="utf-8")
         assert each.plan
         assert load_config_from_file(str(file)).num_processes == each.plan.world_size, each.recipe
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_page_has_what_the_default_version_takes(engine: str) -> None:
+    section = PAGE.read_text(encoding="utf-8").split(f"## {engine}\n")[1].split("## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines()[3:] if line]
+    default = ENGINES[engine].versions[0]
+    assert [row[0] for row in rows] == RECIPES
+    assert [row[0] for row in rows if default in row[2] + row[3]] == [each.recipe for each in taken(engine)]
 
 
 @pytest.mark.slow

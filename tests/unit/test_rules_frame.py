@@ -101,7 +101,7 @@ def test_a_plan_among_the_files_says_how_many_ranks_there_are(tmp_path: Path) ->
     assert [f.rule for f in check_paths([config], Settings())] == ["check.world-size"]
     (finding,) = check_paths([config, plan], Settings())
     assert (finding.rule, finding.where) == ("batch.divisible", f"{config}:1:2")
-    with pytest.raises(ConfigError, match="--world-size 8, but .*plan.json is for 16 ranks"):
+    with pytest.raises(ConfigError, match=r"--world-size 8, but .*plan\.json is for 16 ranks"):
         check_paths([config, plan], Settings(world_size=8))
     (tmp_path / "other.json").write_text(plan.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(ConfigError, match="2 plans, and one is needed"):
