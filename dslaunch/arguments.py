@@ -45,6 +45,9 @@ def ordered(argv: Sequence[str]) -> Words:
     Raises:
         ConfigError: a bare word that is no verb and that the verb does not take.
     """
+    for word in argv:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ConfigError(f"{word!a} is not UTF-8. Use a UTF-8 locale, such as LC_ALL=C.UTF-8.")
     before, after = _split(argv)
     bare = _bare_words(before)
     if bare and before[bare[0]] in VERBS:

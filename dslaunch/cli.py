@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from dslaunch import __version__
 from dslaunch.arguments import VERBS, ordered
 from dslaunch.cli_import import import_verb, init_verb
 from dslaunch.errors import ConfigError, DslaunchError
-from dslaunch.flow import Request, judged, planned, refusing, rendered
+from dslaunch.flow import Request, judged, refusing, rendered
 from dslaunch.paths import data_dirs
 
 if TYPE_CHECKING:
@@ -44,12 +45,20 @@ def run(argv: Sequence[str]) -> int:
     except DslaunchError as error:
         _complain(str(error))
         return error.status
-    except (KeyboardInterrupt, click.Abort):
-        _complain("stopped")
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        _complain(
+            f"the Python package {error.name} is missing here: install dslaunch with `pip install dslaunch`."
+        )
+        return 2
+    except OSError as error:
+        _complain(f"{error.filename or 'output'}: {error.strerror}.")
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        _complain("stopped")
+        return 130
 
 
 def _complain(message: str) -> None:
@@ -137,10 +146,17 @@ def _json(function: Verb) -> Verb:
 @_json
 @click.pass_obj
 def plan(
-    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
+    obj: Any,
+    /,
+    words: tuple[str, ...],
+    config_dir: Path | None,
+    accept: tuple[str, ...],
+    component: str,
     as_json: bool,
 ) -> int:
-    config, the_plan, prediction = planned(Request(words, config_dir, accept, obj.script_arguments, component))
+    request = Request(words, config_dir, accept, obj.script_arguments, component)
+    config, the_plan, prediction, findings = judged(request)
+    prediction = replace(prediction, findings=findings)
     if as_json:
         from dslaunch.planfile import joined, to_json
 
@@ -160,16 +176,23 @@ def plan(
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 @click.pass_obj
 def render(
-    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
+    obj: Any,
+    /,
+    words: tuple[str, ...],
+    config_dir: Path | None,
+    accept: tuple[str, ...],
+    component: str,
     output: Path,
 ) -> int:
-    _, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments, component))
+    request = Request(words, config_dir, accept, obj.script_arguments, component)
+    _, the_plan, files, findings = rendered(request)
     from dslaunch.run.rendering import write_rendering
 
     write_rendering(output, files)
     click.echo(f"{output}: {len(files)} files for {the_plan.name}, engine {the_plan.engine.name}")
     for name in sorted(files):
         click.echo(f"  {name}")
+    _note(findings)
     return 0
 
 
@@ -189,15 +212,24 @@ def launch(
     from dslaunch.launch import launch as start
     from dslaunch.launch import launch_folder
 
-    ask = None if yes or not sys.stdin.isatty() else (lambda question: click.confirm(question))
+    ask = (
+        None if yes or not (sys.stdin and sys.stdin.isatty()) else (lambda question: click.confirm(question))
+    )
     folders = [word for word in words if "=" not in word]
     if folders:
+        if accept or component or config_dir or obj.script_arguments:
+            raise ConfigError(
+                f"launch {folders[0]}: a reviewed folder is launched as it is; --accept, --component, "
+                "--config-dir and arguments after -- belong to `dslaunch render`."
+            )
         overrides = _folder_overrides(words, folders)
         return launch_folder(
             Path(folders[0]), Path(overrides.get("run.root", "runs")), launcher=overrides.get("launcher", ""),
             wait=wait, dry_run=dry_run, echo=click.echo, confirm=ask,
         )  # fmt: skip
-    config, the_plan, files = rendered(Request(words, config_dir, accept, obj.script_arguments, component))
+    request = Request(words, config_dir, accept, obj.script_arguments, component)
+    config, the_plan, files, findings = rendered(request)
+    _note(findings)
     if dry_run:
         _show_files(files)
     return start(
@@ -224,11 +256,15 @@ def check(
     from dslaunch.rules.checking import fails, waive
     from dslaunch.rules.output import format_json, format_text
 
+    fails((), fail_on)
     paths = [Path(word) for word in words if "=" not in word]
+    if paths and len(paths) < len(words):
+        raise ConfigError("check takes files, or a recipe with overrides; found both.")
     if paths:
         findings = _check_paths(paths, topology)
     else:
-        findings = judged(Request(words, config_dir, accept, obj.script_arguments, component))
+        request = Request(words, config_dir, accept, obj.script_arguments, component)
+        findings = judged(request)[-1]
     standing, _ = waive(findings, accept)
     click.echo(format_json(standing) if as_json else format_text(standing), nl=False)
     return 6 if fails(standing, fail_on) else 0
@@ -305,6 +341,8 @@ def _check_paths(paths: Sequence[Path], topology: dict[str, Any]) -> tuple[Findi
 
     given = {key: value for key, value in topology.items() if value}
     if len(paths) == 1 and (paths[0] / "plan.json").is_file():
+        if given:
+            raise ConfigError(f"check {paths[0]}: its plan.json says the topology; leave out the options.")
         return check_folder(paths[0])
     files = [f for p in paths for f in (sorted(p.iterdir()) if p.is_dir() else [p])]
     return check_paths(files, Settings(**given))
@@ -330,6 +368,14 @@ def _launchers() -> tuple[str, ...]:
     from dslaunch.launch import LAUNCHERS
 
     return LAUNCHERS
+
+
+def _note(findings: Sequence[Finding]) -> None:
+    """Findings that stand, where nobody asked for them: on standard error."""
+    from dslaunch.rules.output import format_text
+
+    if findings:
+        click.echo(format_text(findings), err=True, nl=False)
 
 
 def _show_files(files: dict[str, str]) -> None:

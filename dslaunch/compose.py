@@ -24,13 +24,21 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.conffiles import (
+    GROUPS,
+    SIZED,
+    check_choice,
+    check_recipe,
+    group_folders,
+    line_of,
+    parents,
+    recipe_folder,
+    shown,
+)
+from dslaunch.errors import ConfigError
 from dslaunch.paths import data_dirs, data_root
 from dslaunch.schema.text import is_text
 
-GROUPS = ("cluster", "engine", "goal", "launcher", "model", "strategy", "training")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-_SIZED = re.compile(r"(?P<first>\d+)x(?:(?P<second>\d+)x)?(?P<type>[A-Za-z][A-Za-z0-9_.+-]*)")
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
@@ -53,9 +61,9 @@ class Composed:
                 return "command line"
             for package, file in self.files:
                 rest = keys[len(package) : length]
-                if tuple(keys[: len(package)]) == package and (line := _line_of(file, rest)):
-                    return f"{_shown(file)}:{line}"
-        return _shown(self.files[0][1])
+                if tuple(keys[: len(package)]) == package and (line := line_of(file, rest)):
+                    return f"{shown(file)}:{line}"
+        return shown(self.files[0][1])
 
 
 def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> Composed:
@@ -69,7 +77,8 @@ def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> 
     Raises:
         ConfigError: no such recipe, group or choice; a YAML mistake; an override that can't be read.
     """
-    folder = _recipe_folder(recipe, site)
+    folder = recipe_folder(recipe, site)
+    check_recipe(folder / f"{recipe}.yaml", site)
     hydra_overrides = [_hydra_override(text, site) for text in overrides]
     folders = [*data_dirs("conf", site), *data_dirs("recipes", site)]  # a recipe may start from another
     searchpath = ",".join(_quoted(f"file://{path}") for path in folders)
@@ -86,19 +95,19 @@ def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> 
         tree = OmegaConf.to_container(OmegaConf.masked_copy(config, kept), resolve=True)
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_mistake(error)) from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except RecursionError as error:
+        raise ConfigError(
+            f"recipe={recipe}: its defaults, or a cluster's, lead back to themselves."
+        ) from error
+    except (HydraException, OmegaConfBaseException, UnicodeDecodeError, ValueError, TypeError) as error:
         raise ConfigError(_hydra_mistake(error, folder / f"{recipe}.yaml")) from error
     assert isinstance(tree, dict)
-    files = [((), folder / f"{recipe}.yaml"), *_group_files(choices, site)]
+    _check_strategy_name(tree, choices)
+    own = folder / f"{recipe}.yaml"
+    files = [*(((), file) for file in (own, *parents(own, site))), *_group_files(choices, site)]
     return Composed(
         recipe, {**{str(k): v for k, v in tree.items()}, "recipe": recipe}, tuple(overrides), tuple(files)
     )
-
-
-def names(kind: str, site: Path | None = None) -> list[str]:
-    """Names of the recipes, or of a group's choices."""
-    folders = data_dirs("recipes", site) if kind == "recipes" else _group_folders(kind, site)
-    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
 
 
 class SizedCluster(ConfigSource):  # type: ignore[misc]
@@ -143,61 +152,52 @@ def _covers(override: str, dotted: str) -> bool:
 
 def _sized(config_path: str) -> re.Match[str] | None:
     group, _, name = config_path.removesuffix(".yaml").partition("/")
-    return _SIZED.fullmatch(name) if group == "cluster" else None
-
-
-def _recipe_folder(recipe: str, site: Path | None) -> Path:
-    if not _NAME.fullmatch(recipe):
-        raise ConfigError(
-            f"recipe={recipe}: a recipe is a name, not a path. Put your own in SITE/recipes/NAME.yaml and "
-            "give --config-dir SITE."
-        )
-    for folder in data_dirs("recipes", site):
-        if (folder / f"{recipe}.yaml").is_file():
-            return folder
-    known = names("recipes", site)
-    raise ConfigError(f"recipe={recipe}: no such recipe. There are {listed(known)}.{nearest(recipe, known)}")
+    return SIZED.fullmatch(name) if group == "cluster" else None
 
 
 def _hydra_override(text: str, site: Path | None) -> str:
     key, separator, value = text.partition("=")
     if not separator or not _KEY.fullmatch(key):
         raise ConfigError(f"'{text}' is not KEY=VALUE. Overrides look like training.global_batch=512.")
+    if key.split(".")[0] == "hydra":
+        raise ConfigError(f"{key}: unknown key; Hydra's own settings are not taken.")
+    if key == "strategy.name":
+        raise ConfigError(f"strategy.name: a name alone changes nothing; write strategy={value or 'NAME'}.")
     if "${" in value:
         raise ConfigError(f"{key}: '${{' is not taken on the command line; write the value itself.")
     if key in GROUPS:
-        _check_choice(key, value, site)
+        check_choice(key, value, site)
         return f"{key}={_quoted(value)}"
     if is_text(tuple(key.split("."))):
-        return f"++{key}={_quoted(value)}"
+        return _parsed(text, f"++{key}={_quoted(value)}")
     if not value:
         raise ConfigError(f"{key}: the value after '=' is missing.")
+    return _parsed(text, f"++{key}={value}")
+
+
+def _parsed(typed: str, override: str) -> str:
+    """`override`, which Hydra can read as one value."""
     try:
-        OverridesParser.create().parse_override(f"++{key}={value}")
+        found = OverridesParser.create().parse_override(override)
     except HydraException as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].replace("++", "")
         raise ConfigError(
-            f"{text}: can't be read: {reason}. Lists are written [1,2], texts 'a b'."
+            f"{typed}: can't be read: {reason}. Lists are written [1,2], texts 'a b'."
         ) from error
-    return f"++{key}={value}"
+    if found.is_sweep_override():
+        raise ConfigError(f"{typed}: several values; one is taken. A list is written [a,b].")
+    return override
 
 
-def _check_choice(group: str, choice: str, site: Path | None) -> None:
-    known = names(group, site)
-    if choice in known:
-        return
-    sized = _SIZED.fullmatch(choice)
-    if group == "cluster" and sized and sized["type"] in known:
-        return
-    wanted = sized["type"] if group == "cluster" and sized else choice
-    how = "; sizes are written as 64xTYPE (GPUs) or 8x8xTYPE (nodes x GPUs)" if group == "cluster" else ""
-    raise ConfigError(
-        f"{group}={choice}: no such {group}. There are {listed(known)}{how}.{nearest(wanted, known)}"
-    )
-
-
-def _group_folders(group: str, site: Path | None) -> list[Path]:
-    return [folder / group for folder in data_dirs("conf", site) if (folder / group).is_dir()]
+def _check_strategy_name(tree: dict[Any, Any], choices: dict[str, Any]) -> None:
+    strategy = tree.get("strategy")
+    name = strategy.get("name") if isinstance(strategy, dict) else None
+    if isinstance(name, str) and name != choices.get("strategy"):
+        raise ConfigError(
+            f"strategy.name is {name}, but the strategy is {choices.get('strategy')}: a name alone changes "
+            f"nothing. Write `override strategy: {name}` in the recipe's defaults; a site's own file "
+            f"{name}.yaml says `name: {name}`."
+        )
 
 
 def _group_files(choices: dict[str, Any], site: Path | None) -> list[tuple[tuple[str, ...], Path]]:
@@ -205,32 +205,14 @@ def _group_files(choices: dict[str, Any], site: Path | None) -> list[tuple[tuple
     found = []
     for group in GROUPS:
         choice = str(choices.get(group))
-        sized = _SIZED.fullmatch(choice) if group == "cluster" else None
+        sized = SIZED.fullmatch(choice) if group == "cluster" else None
         name = sized["type"] if sized else choice
-        for folder in _group_folders(group, site):
+        for folder in group_folders(group, site):
             if (file := folder / f"{name}.yaml").is_file():
                 found.append(((group,), file))
                 break
     base = data_root() / "conf" / "base.yaml"
     return [*found, ((), base)]
-
-
-def _line_of(file: Path, keys: list[str]) -> int | None:
-    node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    line = None
-    for key in keys:
-        if not isinstance(node, yaml.MappingNode):
-            return None
-        pairs = {k.value: (k, v) for k, v in node.value}
-        if key not in pairs:
-            return None
-        line, node = pairs[key][0].start_mark.line + 1, pairs[key][1]
-    return line
-
-
-def _shown(file: Path) -> str:
-    """The file as a reader would name it: from the package's root, or as it is."""
-    return str(file.relative_to(data_root())) if file.is_relative_to(data_root()) else str(file)
 
 
 def _quoted(value: str) -> str:
@@ -241,10 +223,10 @@ def _quoted(value: str) -> str:
 
 def _yaml_mistake(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    where = f"{_shown(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}" if mark else "a YAML file"
+    where = f"{shown(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}" if mark else "a YAML file"
     return f"{where}: not YAML: {getattr(error, 'problem', None) or error}. Mend the line and try again."
 
 
 def _hydra_mistake(error: Exception, recipe_file: Path) -> str:
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return f"{_shown(recipe_file)}: {first.strip()}"
+    return f"{shown(recipe_file)}: {first.strip()}"

@@ -66,8 +66,8 @@ def planned(request: Request) -> tuple[RunConfig, Plan, Prediction]:
     return config, *plan(config, accepted=request.accepted)
 
 
-def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str]]:
-    """... and render and check; nothing that is refused leaves here.
+def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str], tuple[Finding, ...]]:
+    """... and render and check; nothing that is refused leaves here. The findings are those that stand.
 
     Raises:
         PlanError: the plan does not fit.
@@ -83,13 +83,13 @@ def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str]]:
     standing, _ = waive(findings, request.accepted)
     if fails(standing, "error"):
         raise ConfigError(format_text(standing))
-    return config, plan, files
+    return config, plan, files, standing
 
 
-def judged(request: Request) -> tuple[Finding, ...]:
-    """Every finding on the plan and on its files; those of the plan are in its prediction.json."""
+def judged(request: Request) -> tuple[RunConfig, Plan, Prediction, tuple[Finding, ...]]:
+    """... and every finding on the plan and on its files; those of the plan are in its prediction.json."""
     config, plan, prediction = planned(request)
-    return _files(request, config, plan, prediction)[1]
+    return config, plan, prediction, _files(request, config, plan, prediction)[1]
 
 
 def refusing(findings: Sequence[Finding], accepted: Sequence[str]) -> list[Finding]:

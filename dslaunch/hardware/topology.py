@@ -36,6 +36,10 @@ def group_link(cluster: Cluster, span: int) -> Link:
 def describe(cluster: Cluster) -> str:
     """The reading of the cluster's size, such as `64 GPUs = 8 nodes x 8 A100-SXM4-80GB`."""
     if cluster.gpu.accelerator == "cpu":
-        return f"{cluster.world_size} processes on {'this machine' if cluster.local else 'CPUs'}"
-    nodes = f"{cluster.node_count} node{'s' if cluster.node_count > 1 else ''}"
-    return f"{cluster.world_size} GPUs = {nodes} x {cluster.slots} {cluster.gpu.name}"
+        return f"{_counted(cluster.world_size, 'process', 'es')} on {'this machine' if cluster.local else 'CPUs'}"
+    nodes = _counted(cluster.node_count, "node")
+    return f"{_counted(cluster.world_size, 'GPU')} = {nodes} x {cluster.slots} {cluster.gpu.name}"
+
+
+def _counted(count: int, word: str, plural: str = "s") -> str:
+    return f"{count} {word}{'' if count == 1 else plural}"

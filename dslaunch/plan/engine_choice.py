@@ -10,6 +10,7 @@ from dslaunch.engines.layout import Layout
 from dslaunch.engines.registry import ENGINES
 from dslaunch.engines.torch import only_torch
 from dslaunch.errors import listed
+from dslaunch.plan.grids import one_grid
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 
@@ -25,6 +26,7 @@ def capable(config: RunConfig, layouts: Mapping[str, Layout]) -> dict[str, list[
         + engine.limits(config, layouts)
         + only_deepspeed(config, name)
         + only_torch(config, name)
+        + ([] if engine.per_component else one_grid(config, layouts, name))
         for name, engine in ENGINES.items()
     }
 

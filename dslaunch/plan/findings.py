@@ -57,18 +57,16 @@ def _gpu_memory(config: RunConfig, found: Evaluated, remedies: Sequence[str]) ->
     limit, capacity = limit_gib(config), config.cluster.gpu.memory_gib
     if found.peak_gib <= limit:
         return []
-    over = found.peak_gib > capacity
     terms = ", ".join(f"{term} {gib:.1f}" for term, gib in largest_terms(found)[:5])
-    verdict = "does not fit" if over else "may not fit"
     fix = (
         "what would fit: " + "; ".join(remedies) if remedies else "no single change that was tried would fit"
     )
     return [
         Finding(
             rule=MEMORY_GPU,
-            severity="error" if over else "memory",
+            severity="error",
             message=(
-                f"{verdict}: rank {found.worst_rank} needs {found.peak_gib:.1f} of {limit:.1f} GiB "
+                f"does not fit: rank {found.worst_rank} needs {found.peak_gib:.1f} of {limit:.1f} GiB "
                 f"({config.goal.memory_fraction:g} of {capacity:g}): {terms}"
             ),
             where="goal.memory_fraction",

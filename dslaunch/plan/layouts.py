@@ -13,21 +13,24 @@ from dslaunch.engines.torch import shard_size
 from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.topology import describe, tensor_domain
 from dslaunch.model import shapes
+from dslaunch.model.params import trainable
 from dslaunch.model.tokens import own_tokens
+from dslaunch.plan.batch import batches, not_whole
+from dslaunch.plan.grids import spread_faults
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 from dslaunch.schema.strategy import ComponentStrategy
 
 
 def pinned(config: RunConfig) -> dict[str, ComponentStrategy]:
-    """Per component, what is said about it: strategy.every, then the recipe's layout, then strategy.COMPONENT.
+    """Per component, what is said about it: the recipe's layout, then strategy.every, then strategy.COMPONENT.
 
     Raises:
         PlanError: the recipe has no layout for this number of GPUs.
     """
     layout = _recipe_layout(config) if config.strategy.name == "layouts" else {}
     return {
-        name: _merged(config.strategy.every, layout.get(name), config.strategy.components.get(name))
+        name: _merged(layout.get(name), config.strategy.every, config.strategy.components.get(name))
         for name in config.model.components
     }
 
@@ -39,14 +42,32 @@ def resolve(
 
     A component with a fault that leaves its layout undefined is missing from the layouts.
     """
-    layouts: dict[str, Layout] = {}
     faults: list[str] = []
+    replicas: dict[str, int] = {}
     for name, strategy in wanted.items():
-        layout, found = _resolve_one(config, name, strategy)
-        faults += found
-        if layout is not None:
-            layouts[name] = layout
-    return layouts, faults + _sequence_faults(config, layouts) + _mesh_faults(config, layouts)
+        dp, found = _data_parallel(config, name, strategy)
+        faults += _shape_faults(config, name, strategy) + found
+        if dp is not None:
+            replicas[name] = dp
+    sizes, found = batches(config, wanted, replicas)
+    layouts = {name: _layout(config, name, wanted[name], dp, sizes[name]) for name, dp in replicas.items()}
+    for name, layout in layouts.items():
+        found += _schedule_faults(config, name, layout)
+    if not faults:
+        found += spread_faults(config, layouts)
+    return layouts, faults + found + _sequence_faults(config, layouts) + _mesh_faults(config, layouts)
+
+
+def training_faults(config: RunConfig) -> list[str]:
+    """A model of which nothing trains."""
+    components = config.model.components
+    if any(trainable(component) for component in components.values()):
+        return []
+    first = next(iter(components))
+    return [
+        f"model.components: nothing trains of {listed(components)}, so an optimizer would have no parameters; "
+        f"let one train, such as model.components.{config.model.trunk if len(components) > 1 else first}.train=all"
+    ]
 
 
 def _mesh_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
@@ -95,8 +116,8 @@ def _cut_faults(config: RunConfig, cp: int) -> list[str]:
         return []
     shown = f"cp {cp}" if each == 1 else f"2 x cp {cp} = {2 * cp}"
     return [
-        f"training.seq_len is {seq_len}: context parallelism cuts it into {shown} parts, and {seq_len} / "
-        f"{each * cp} = {seq_len / (each * cp):.4g} is not whole"
+        f"training.seq_len is {seq_len}: context parallelism cuts it into {shown} parts, and "
+        f"{not_whole(f'{seq_len} / {each * cp}', seq_len, each * cp)}"
     ]
 
 
@@ -133,30 +154,23 @@ def _merged(*parts: ComponentStrategy | None) -> ComponentStrategy:
     return ComponentStrategy(**given)
 
 
-def _resolve_one(config: RunConfig, name: str, want: ComponentStrategy) -> tuple[Layout | None, list[str]]:
-    tp, pp, vpp, cp, ep = (value or 1 for value in (want.tp, want.pp, want.vpp, want.cp, want.ep))
-    faults = _shape_faults(config, name, want)
-    dp, rank_faults = _data_parallel(config, name, want, tp * pp * cp)
-    faults += rank_faults
-    if dp is None:
-        return None, faults
-    micro, num, batch_faults = _batch(config, name, want, dp)
-    faults += batch_faults
+def _layout(
+    config: RunConfig, name: str, want: ComponentStrategy, dp: int, sizes: tuple[int, int]
+) -> Layout:
+    """The layout that is asked for, with `dp` replicas and `sizes`, (micro_batch, num_microbatches)."""
+    pp = want.pp or 1
     layers = shapes.layers(config.model.components[name])
-    stages = want.layers_per_stage or tuple([layers // pp] * pp)
-    layout = Layout(
-        tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, dp=dp,
+    return Layout(
+        tp=want.tp or 1, pp=pp, vpp=want.vpp or 1, cp=want.cp or 1, ep=want.ep or 1, dp=dp,
         zero=want.zero or 0,
         offload=want.offload or "none",
         recompute=want.recompute or "none",
-        micro_batch=micro,
-        num_microbatches=num,
+        micro_batch=sizes[0],
+        num_microbatches=sizes[1],
         rank_offset=want.rank_offset or 0,
-        layers_per_stage=stages,
+        layers_per_stage=want.layers_per_stage or tuple([layers // pp] * pp),
         shard_size=shard_size(config),
     )  # fmt: skip
-    faults += _schedule_faults(config, name, layout)
-    return layout, faults
 
 
 def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list[str]:
@@ -183,11 +197,11 @@ def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list
     return faults
 
 
-def _data_parallel(
-    config: RunConfig, name: str, want: ComponentStrategy, per_replica: int
-) -> tuple[int | None, list[str]]:
+def _data_parallel(config: RunConfig, name: str, want: ComponentStrategy) -> tuple[int | None, list[str]]:
+    """(replicas, faults); None where the ranks of a replica do not fit into the world."""
     world, key, offset = config.cluster.world_size, f"strategy.{name}", want.rank_offset or 0
     tp, pp, cp = want.tp or 1, want.pp or 1, want.cp or 1
+    per_replica = tp * pp * cp
     shown = f"tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
     if want.dp is None:
         left = world - offset
@@ -214,58 +228,6 @@ def _data_parallel(
             f"{key}: {shown} x dp {want.dp} = {need} ranks leave {world - need} of {world} GPUs without work{hint}"
         ]
     return want.dp, []
-
-
-def _batch(config: RunConfig, name: str, want: ComponentStrategy, dp: int) -> tuple[int, int, list[str]]:
-    """(micro_batch, num_microbatches, faults); micro_batch * num_microbatches * dp = global_batch."""
-    training, total = config.training, config.training.global_batch
-    wanted = training.num_microbatches if name == config.model.trunk else None
-    micro = want.micro_batch or training.micro_batch
-    key = f"strategy.{name}.micro_batch" if want.micro_batch else "training.micro_batch"
-    if wanted is not None and micro is not None:
-        if micro * wanted * dp == total:
-            return micro, wanted, []
-        return (
-            micro,
-            wanted,
-            [
-                f"training.global_batch is {total}, but micro_batch {micro} x num_microbatches {wanted} x dp {dp} "
-                f"({name}) = {micro * wanted * dp}. {_nearest_batches(total, micro, wanted, dp)}"
-            ],
-        )
-    if wanted is not None:
-        if total % (wanted * dp) == 0:
-            return total // (wanted * dp), wanted, []
-        return (
-            1,
-            wanted,
-            [
-                f"training.num_microbatches is {wanted}: global_batch {total} / "
-                f"(num_microbatches {wanted} x dp {dp}, {name}) = {total / (wanted * dp):.4g} is not whole"
-            ],
-        )
-    micro = micro or 1
-    if total % (micro * dp) == 0:
-        return micro, total // (micro * dp), []
-    below = total // (micro * dp) * micro * dp
-    near = f"{below} or {below + micro * dp}" if below else f"{micro * dp}"
-    return (
-        micro,
-        max(1, total // (micro * dp)),
-        [
-            f"{key} is {micro}: global_batch {total} / (micro_batch {micro} x dp {dp}, {name}) = "
-            f"{total / (micro * dp):.4g} is not whole; training.global_batch could be {near}"
-        ],
-    )
-
-
-def _nearest_batches(total: int, micro: int, num: int, dp: int) -> str:
-    ways = [f"training.global_batch={micro * num * dp}"]
-    if total % (micro * dp) == 0:
-        ways.insert(0, f"training.num_microbatches={total // (micro * dp)}")
-    if total % (num * dp) == 0:
-        ways.append(f"training.micro_batch={total // (num * dp)}")
-    return "Legal and nearest: " + ", or ".join(ways) + "."
 
 
 def _schedule_faults(config: RunConfig, name: str, layout: Layout) -> list[str]:

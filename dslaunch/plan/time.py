@@ -16,6 +16,7 @@ from dslaunch.hardware.topology import group_link
 from dslaunch.model.flops import Flops, flops
 from dslaunch.plan import nvme
 from dslaunch.plan.case import Case
+from dslaunch.plan.grids import stretches
 from dslaunch.schema.cluster import Link
 from dslaunch.schema.model import Decoder
 
@@ -31,7 +32,7 @@ class StepTime:
     """By component and stage: term -> seconds a step."""
     step_s: float
     bubble: float
-    """Share of the step in which the trunk's stages wait."""
+    """Share of the trunk's part of the step in which its stages idle, on average over them."""
     model_flops: float
     """All ranks, one step, no recompute."""
     hardware_flops: float
@@ -44,32 +45,41 @@ def step_time(cases: Mapping[str, Case], efficiency: Efficiency) -> StepTime:
         name: tuple(_stage_terms(case, stage, efficiency) for stage in range(case.layout.pp))
         for name, case in cases.items()
     }
-    spans, waits = {}, {}
-    for name, case in cases.items():
-        spans[name], waits[name] = _span(case, stages[name])
+    spans = {name: _span(case, stages[name]) for name, case in cases.items()}
     step = _joined(cases, spans)
     trunk = next(name for name, case in cases.items() if case.is_trunk)
     model = sum(_model_flops(case) for case in cases.values())
     extra = sum(_recompute_flops(case) * _samples_per_step(case) for case in cases.values())
-    return StepTime(stages, step, waits[trunk] / step, model, model + extra)
+    return StepTime(stages, step, _idle(stages[trunk], spans[trunk]), model, model + extra)
 
 
 def _joined(cases: Mapping[str, Case], spans: Mapping[str, float]) -> float:
-    """Components on the same ranks take turns; on ranks of their own they run beside one another."""
-    by_offset: dict[int, float] = {}
-    for name, case in cases.items():
-        by_offset[case.layout.rank_offset] = by_offset.get(case.layout.rank_offset, 0.0) + spans[name]
-    return max(by_offset.values())
+    """Components on the same ranks take turns; the rank with most to do ends the step."""
+    held = stretches({name: case.layout for name, case in cases.items()})
+    return max(sum(spans[name] for name in names) for _, names in held)
 
 
-def _span(case: Case, stages: tuple[dict[str, float], ...]) -> tuple[float, float]:
-    """(seconds from the first forward to the end of the step, of which waiting for the pipeline)."""
+def _running(terms: Mapping[str, float]) -> float:
+    """Seconds that a stage spends on its micro-batches."""
+    return sum(terms[term] for term in ("compute", "recompute", "tp", "pp"))
+
+
+def _once(terms: Mapping[str, float]) -> float:
+    """Seconds that a stage spends once a step, after its micro-batches."""
+    return sum(terms[term] for term in ("dp", "optimizer", "offload"))
+
+
+def _span(case: Case, stages: tuple[dict[str, float], ...]) -> float:
+    """Seconds from the first forward to the end of the step."""
     m, p, v = case.layout.num_microbatches, case.layout.pp, case.layout.vpp
-    running = [sum(terms[t] for t in ("compute", "recompute", "tp", "pp")) for terms in stages]
-    once = max(sum(terms[t] for t in ("dp", "optimizer", "offload")) for terms in stages)
-    slowest = max(running)
+    slowest = max(_running(terms) for terms in stages)
     wait = slowest / m * (p - 1) / v
-    return slowest + wait + once, wait
+    return slowest + wait + max(_once(terms) for terms in stages)
+
+
+def _idle(stages: tuple[dict[str, float], ...], span: float) -> float:
+    """Share of `span` in which a stage, on average, has nothing to do."""
+    return 1 - sum((_running(terms) + _once(terms)) / span for terms in stages) / len(stages)
 
 
 def _stage_terms(case: Case, stage: int, efficiency: Efficiency) -> dict[str, float]:

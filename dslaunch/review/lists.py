@@ -7,12 +7,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dslaunch.compose import names
+from dslaunch.conffiles import loaded, names
 from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.model.params import params
 from dslaunch.paths import data_dirs
@@ -24,10 +23,14 @@ from dslaunch.schema.validate import keys_of, models_at
 
 def recipe_rows(site: Path | None) -> list[tuple[str, ...]]:
     """(name, what it is)."""
-    return [
-        (name, str(_load(data_dirs("recipes", site), name).get("about", "")))
-        for name in names("recipes", site)
-    ]
+    return [(name, _about(name, site)) for name in names("recipes", site)]
+
+
+def _about(name: str, site: Path | None) -> str:
+    try:
+        return str(_load(data_dirs("recipes", site), name).get("about", ""))
+    except ConfigError as error:
+        return f"not valid: {error}"
 
 
 def model_rows(site: Path | None) -> list[tuple[str, ...]]:
@@ -139,10 +142,7 @@ def _load(folders: list[Path], name: str) -> dict[str, Any]:
     file = next((f for folder in folders if (f := folder / f"{name}.yaml").is_file()), None)
     if file is None:
         return {}
-    try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML: {error}") from error
+    tree = loaded(file)
     return tree if isinstance(tree, dict) else {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from rich import box
@@ -14,12 +15,14 @@ from dslaunch.planfile import Finding, Plan, Prediction
 from dslaunch.schema.config import RunConfig
 
 _PIPED_COLUMNS = 120
+_TEXT = ("component", "layout", "verdict")
 _STYLES = {"error": "bold red", "hang": "bold red", "memory": "yellow", "wrong": "yellow", "slow": "yellow"}
 
 
 def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
     """Print the page; plain and 120 columns wide where the output is no terminal."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
+    chosen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(highlight=False, width=None if chosen else _PIPED_COLUMNS)
     others = f" (or {', '.join(plan.engines[1:])})" if len(plan.engines) > 1 else ""
     console.print(Text(f"{plan.recipe} on {describe(config.cluster)}", style="bold"))
     console.print(f"engine {plan.engine.name} {plan.engine.version}{others}, {plan.training.precision}, "
@@ -28,7 +31,7 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
         console.print()
         console.print(table)
     console.print()
-    console.print(_peak(prediction), soft_wrap=True)
+    console.print(_peak(plan, prediction), soft_wrap=True)
     console.print()
     console.print(_time(plan, prediction), soft_wrap=True)
     _show_candidates(console, prediction)
@@ -41,7 +44,7 @@ def _table(title: str, *columns: str) -> Table:
         padding=(0, 1, 0, 0),
     )  # fmt: skip
     for column in columns:
-        table.add_column(column, justify="left" if column in ("component", "layout", "verdict") else "right")
+        table.add_column(column, justify="left" if column in _TEXT else "right", overflow="fold")
     return table
 
 
@@ -67,8 +70,7 @@ def _memory(plan: Plan, prediction: Prediction) -> Table:
     short = ("weight", "grad", "optim", "activ", "bound", "logits", "buffer", "total")
     largest = max(stage.memory_gib.total for stages in prediction.components.values() for stage in stages)
     unit, scale = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
-    where = "process" if plan.cluster.accelerator == "cpu" else "GPU"
-    table = _table(f"Memory, {unit} on one {where}", "component", "params", *short)
+    table = _table(f"Memory, {unit} on one {_device(plan)}", "component", "params", *short)
     for name, stages in prediction.components.items():
         for decided, predicted in zip(plan.components[name].stages, stages, strict=True):
             row = vars(predicted.memory_gib)
@@ -79,17 +81,22 @@ def _memory(plan: Plan, prediction: Prediction) -> Table:
     return table
 
 
-def _peak(prediction: Prediction) -> str:
+def _peak(plan: Plan, prediction: Prediction) -> str:
     parts: dict[str, float] = {}
     for term, gib in prediction.worst.memory_gib.items():
         owner = term.split("/")[0]
         parts[owner] = parts.get(owner, 0.0) + gib
     shown = " + ".join(f"{owner} {gib:.1f}" for owner, gib in parts.items())
     host = f"; host {prediction.host_memory_gib:.0f} of {prediction.host_limit_gib:.0f} GiB a node"
+    where = _device(plan)
     return (
-        f"fullest GPU: rank {prediction.worst.rank}: {shown} = {prediction.peak_memory_gib:.1f} of "
-        f"{prediction.memory_limit_gib:.1f} GiB (the GPU has {prediction.gpu_memory_gib:g}){host}"
+        f"fullest {where}: rank {prediction.worst.rank}: {shown} = {prediction.peak_memory_gib:.1f} of "
+        f"{prediction.memory_limit_gib:.1f} GiB (the {where} has {prediction.gpu_memory_gib:g}){host}"
     )
+
+
+def _device(plan: Plan) -> str:
+    return "process" if plan.cluster.accelerator == "cpu" else "GPU"
 
 
 def _time(plan: Plan, prediction: Prediction) -> str:

@@ -28,7 +28,7 @@ def _repeats(rule_id: str, severity: Severity, summary: str) -> None:
 
 
 _REPEATED: tuple[tuple[str, Severity, str], ...] = (
-    ("memory.gpu", "error", "The fullest GPU needs more memory than it has, or than goal.memory_fraction leaves."),
+    ("memory.gpu", "error", "The fullest GPU needs more than goal.memory_fraction of its memory."),
     ("memory.host", "error", "A node needs more host memory than it has: offloaded states and the processes."),
     ("memory.nvme", "error", "A node needs more NVMe than it has, or as much as is said."),
     ("training.grad-accum", "info", "The type that gradients are accumulated in was chosen by the plan."),

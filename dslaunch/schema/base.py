@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, le=2**53)]
+NonNegative = Annotated[int, Field(ge=0, le=2**53)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e15)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=1e15)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 # YAML has lists only; strict pydantic takes a list for a tuple where the tuple itself is lax.
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
@@ -20,5 +20,10 @@ class Part(BaseModel):
     """A part of the configuration: no unknown key, no silent conversion, no change after validation."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        populate_by_name=True,
     )

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
 
+Share = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Optimizer(Part):
     """AdamW, and its settings."""
@@ -15,7 +17,7 @@ class Optimizer(Part):
     name: Literal["adamw"] = "adamw"
     lr: PositiveFloat
     """Peak learning rate."""
-    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
     warmup_steps: NonNegative = 0
@@ -24,6 +26,12 @@ class Optimizer(Part):
     """What the learning rate does after the warm-up, until training.steps."""
     min_lr: NonNegativeFloat = 0.0
     """Where the linear and cosine schedules end."""
+
+    @model_validator(mode="after")
+    def _ends_below_the_peak(self) -> Optimizer:
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}")
+        return self
 
 
 class Training(Part):
@@ -42,7 +50,7 @@ class Training(Part):
     """Type that gradients are accumulated in; the engine's cheapest correct one where it is not given."""
     steps: Positive
     """Optimizer steps."""
-    seed: NonNegative = 1234
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
     clip: NonNegativeFloat = 1.0
     """Global gradient norm above which gradients are scaled down; 0 turns it off."""
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"

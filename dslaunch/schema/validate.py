@@ -25,6 +25,8 @@ def validate(tree: Mapping[str, Any], locate: Callable[[Sequence[str | int]], st
         ConfigError: one line for each mistake: where, which key, what was found, what is allowed.
     """
     prepared = {**tree, "strategy": _with_components(tree.get("strategy"))}
+    if isinstance(tree.get("layouts"), dict):
+        prepared["layouts"] = _by_size(tree["layouts"])
     try:
         config = RunConfig.model_validate(prepared)
     except ValidationError as error:
@@ -40,9 +42,27 @@ def _with_components(strategy: Any) -> Any:
     """`strategy.llm.tp` is typed, `strategy.components.llm.tp` is meant."""
     if not isinstance(strategy, dict):
         return strategy
+    if not isinstance(strategy.get("components", {}), dict):
+        return strategy
     own = {key: value for key, value in strategy.items() if key in Strategy.model_fields}
     rest = {key: value for key, value in strategy.items() if key not in Strategy.model_fields}
     return {**own, "components": {**own.get("components", {}), **rest}}
+
+
+def _by_size(layouts: Mapping[Any, Any]) -> dict[Any, Any]:
+    """`layouts.64.llm.tp=4` is text to Hydra, 64 is meant; it is laid over the recipe's own layout."""
+    found: dict[Any, Any] = {}
+    for size, layout in layouts.items():
+        key = int(size) if isinstance(size, str) and size.isascii() and size.isdigit() else size
+        below = found.get(key)
+        if isinstance(below, dict) and isinstance(layout, dict):
+            layout = {name: _over(below.get(name), part) for name, part in {**below, **layout}.items()}
+        found[key] = layout
+    return found
+
+
+def _over(below: Any, above: Any) -> Any:
+    return {**below, **above} if isinstance(below, dict) and isinstance(above, dict) else above
 
 
 def _component_names(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:
@@ -90,6 +110,10 @@ def _words(mistake: dict[str, Any], path: Path) -> str:
         return f"is missing.{_doc(path)}"
     if kind == "string_type" and isinstance(found, bool | int | float):
         return f"is {found!r}, a {_YAML_KINDS[type(found)]} to YAML, where text belongs. Put it in quotes."
+    if kind == "string_pattern_mismatch":
+        return f"is {found!r}; it takes letters, digits, _ . + -, and begins with a letter or digit.{_doc(path)}"
+    if kind in ("tuple_type", "list_type"):
+        return f"is {found!r}; it takes a list, such as {path[-1]}=[A,B].{_doc(path)}"
     if kind == "model_type" or kind == "model_attributes_type":
         return f"is {found!r}; it takes keys: {listed(_fields(path))}.{_doc(path)}"
     allowed = str(mistake.get("ctx", {}).get("expected", "")).replace(" or ", ", ")

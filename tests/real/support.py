@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from dslaunch.compose import compose, names
+from dslaunch.compose import compose
+from dslaunch.conffiles import names
 from dslaunch.engines.registry import ENGINES
 from dslaunch.errors import ConfigError, PlanError
 from dslaunch.flow import refusing

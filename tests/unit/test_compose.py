@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.compose import compose, names
+from dslaunch.compose import compose
+from dslaunch.conffiles import names
 from dslaunch.schema.validate import validate
 from tests.command import RECIPE, CommandLine, make_site
 

@@ -38,6 +38,24 @@ MISTAKES = [
     (f"{VLA} --jsn", 2, ["--jsn", "--json"]),
     (f"{VLA} --accept memroy.gpu", 2, ["memroy.gpu", "memory.gpu"]),
     (f"{VLA} --config-dir /nowhere/at/all", 2, ["/nowhere/at/all", "no such folder"]),
+    (f"{VLA} strategy.name=zero3", 2, ["strategy=zero3"]),
+    (f"{VLA} strategy.components=null", 2, ["strategy"]),
+    (f"{VLA} training.optimizer.lr=1e400", 2, ["training.optimizer.lr", "finite"]),
+    (f"{VLA} training.optimizer.betas=[nan,nan]", 2, ["training.optimizer.betas", "finite"]),
+    (f"{VLA} training.optimizer.min_lr=1", 2, ["min_lr 1 is above lr"]),
+    (f"{VLA} training.seed=99999999999999999999", 2, ["training.seed", "less than"]),
+    (f"{VLA} cluster.network.latency_us=1e308", 2, ["latency_us", "less than"]),
+    (f"{VLA} hydra.run.dir=/tmp/x", 2, ["hydra.run.dir: unknown key"]),
+    (f"{VLA} training.precision=bf16,fp16", 2, ["several values"]),
+    (f"{VLA} env.1FOO=x", 2, ["env.1FOO=x: can't be read"]),
+    (f"{VLA} name=a/b", 2, ["name", "letters, digits"]),
+    (f"{VLA} launcher.pass_env=HOME", 2, ["it takes a list, such as pass_env=[A,B]"]),
+    (f"{VLA} script=\udcff.py", 2, ["is not UTF-8"]),
+    ("plan recipe=vla70b cluster=\u0666\u0664xA100", 2, ["no such cluster"]),
+    ("plan recipe=llama3_8b engine.extra.foo=1", 2, ["engine.extra.foo", "silently ignore"]),
+    ("launch out --dry-run -- a b", 2, ["launched as it is"]),
+    ("check recipe=vla70b somefile", 2, ["found both"]),
+    ("check recipe=vla70b --fail-on nope", 2, ["--fail-on 'nope'"]),
     (f"{VLA} stray", 2, ["'stray' is not KEY=VALUE"]),
     ("pln recipe=vla70b", 2, ["'pln'", "'plan'"]),
     ("vla70b", 2, ["'vla70b'", "recipe=vla70b"]),
@@ -140,6 +158,46 @@ def test_a_model_with_a_circle_is_refused(dslaunch: CommandLine, tmp_path: Path)
     ran = dslaunch("plan", "recipe=mine", "--config-dir", str(site))
     assert ran.status == 2
     assert "circle" in ran.err or "no edge joins" in ran.err
+
+
+BROKEN_RECIPES = {
+    "defaults lead back": ("defaults: [mine, _self_]\n", "lead back"),
+    "no defaults": ("name: mine\n", "defaults: [base, _self_]"),
+    "defaults is a word": ("defaults: base\n", "defaults: [base, _self_]"),
+    "not UTF-8": (b"\xff\xfe", "not UTF-8"),
+    "an unknown group": ("defaults: [base, {override modell: vla70b}, _self_]\n", "Did you mean 'model'?"),
+    "an unknown model": ("defaults: [base, {override model: vla70}, _self_]\n", "Did you mean 'vla70b'?"),
+    "an unknown cluster": ("defaults: [base, {override cluster: 64xA10x}, _self_]\n", "no such cluster"),
+    "another strategy's name": (RECIPE + "strategy: {name: zero1}\n", "override strategy: zero1"),
+    "an interpolation to nothing": (RECIPE + "about: ${nothing.here}\n", "nothing.here"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_RECIPES)
+def test_a_broken_recipe_is_answered_with_its_file(dslaunch: CommandLine, tmp_path: Path, case: str) -> None:
+    text, says = BROKEN_RECIPES[case]
+    site = make_site(tmp_path / "site", RECIPE)
+    recipe = site / "recipes" / "mine.yaml"
+    recipe.write_bytes(text if isinstance(text, bytes) else text.encode())
+    ran = dslaunch("plan", "recipe=mine", "--config-dir", str(site))
+    assert ran.status == 2, ran.err
+    assert says in ran.err
+    assert "mine" in ran.err or "strategy" in ran.err
+    listed = dslaunch("recipes", "--config-dir", str(site))
+    assert listed.status == 0
+    assert "vla70b" in listed.out
+
+
+def test_a_layout_for_one_size_can_be_typed(dslaunch: CommandLine) -> None:
+    plan = dslaunch("plan recipe=vla70b cluster=64xA100 layouts.64.llm.tp=4 --json").json
+    llm = plan["components"]["llm"]
+    assert (llm["tp"], llm["pp"], llm["dp"]) == (4, 4, 4)
+
+
+def test_render_says_what_it_found(dslaunch: CommandLine, tmp_path: Path) -> None:
+    ran = dslaunch("render", "recipe=llama3_8b", "cluster=8xH100", "-o", str(tmp_path / "out"))
+    assert ran.status == 0
+    assert "program.missing" in ran.err
 
 
 def test_nothing_is_written_where_the_plan_does_not_fit(dslaunch: CommandLine, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dslaunch.compose import names
+from dslaunch.conffiles import names
 from dslaunch.paths import data_root
 from dslaunch.planfile import Plan, Prediction
 from tests.command import CommandLine, make_site
