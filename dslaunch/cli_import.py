@@ -63,7 +63,7 @@ def init_verb(
             f"init takes one script, found {listed(scripts) or 'none'}. Write: dslaunch init train.py"
         )
     overrides = [word for word in words if "=" in word]
-    overrides += _asked(overrides) if sys.stdin.isatty() else []
+    overrides += _asked(overrides) if sys.stdin and sys.stdin.isatty() else []
     made = init(scripts[0], overrides, obj.script_arguments, name=name, kind=kind)
     _tried(made, site, accept)
     _report(made, {})

@@ -75,8 +75,8 @@ def make_plan(
 
 
 def make_files(plan: Plan, **texts: str) -> dict[str, str]:
-    """plan.json, the given texts (`launch_sh` is launch.sh), and their manifest."""
-    files = {"plan.json": to_json(plan)}
+    """What every rendering holds, empty but for plan.json and the given texts (`launch_sh` is launch.sh)."""
+    files = {"plan.json": to_json(plan), "launch.sh": "", "rank.sh": "", "job.sbatch": "", "env.sh": ""}
     for name, text in texts.items():
         files[name.replace("_", ".")] = text
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dslaunch.engines import deepspeed, megatron
 from dslaunch.engines.layout import Layout
 from dslaunch.schema.config import RunConfig
+from dslaunch.schema.model import Decoder
 
 
 def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
@@ -21,7 +22,34 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         for name, layout in layouts.items()
         if len(set(layout.layers_per_stage)) > 1
     ]
-    return [*megatron.trains(config, ("all",)), *uneven]
+    return [*megatron.trains(config, ("all",)), *uneven, *_unflagged(config, layouts)]
+
+
+def _unflagged(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """What the script's model has no flags for."""
+    faults = []
+    for name, layout in layouts.items():
+        decoder, key = config.model.components[name], f"model.components.{name}"
+        if not isinstance(decoder, Decoder):
+            continue
+        lacking = {
+            "experts": decoder.experts is not None,
+            "mla": decoder.mla is not None,
+            "qk_norm": decoder.qk_norm,
+            "window": decoder.window is not None,
+            "mtp_layers": decoder.mtp_layers > 0,
+        }
+        faults += [
+            f"{key}.{option}: Megatron-DeepSpeed's pretrain script has no flags for it"
+            for option, there in lacking.items()
+            if there
+        ]
+        if decoder.kv_heads % layout.tp:
+            faults.append(
+                f"strategy.{name}.tp is {layout.tp}: Megatron-DeepSpeed cuts key/value heads, and {key}.kv_heads "
+                f"{decoder.kv_heads} / tp {layout.tp} is not whole"
+            )
+    return faults
 
 
 ENGINE = dataclasses.replace(

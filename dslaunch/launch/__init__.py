@@ -95,9 +95,12 @@ def launch_folder(
         ConfigError: a file differs, or is missing; and what `launch` raises.
     """
     files = verify(folder)
-    if "plan.json" not in files:
-        raise ConfigError(f"{folder / 'manifest.json'}: does not name plan.json. Render again")
     plan = plan_from_json(files["plan.json"], str(folder / "plan.json"))
+    if plan.launcher.name not in LAUNCHERS:
+        raise ConfigError(
+            f"{folder / 'plan.json'}.launcher.name: {plan.launcher.name!r} is no launcher; allowed are "
+            f"{', '.join(LAUNCHERS)}. Render again"
+        )
     if launcher:
         plan = replace(plan, launcher=replace(plan.launcher, name=launcher))
     source = folder.absolute()

@@ -8,7 +8,8 @@ import socket
 import sys
 from pathlib import Path
 
-from dslaunch.errors import ConfigError
+from dslaunch.errors import ConfigError, LaunchError
+from dslaunch.launch.hostfile import check_hosts, parse_hostfile
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.planfile import Plan
 
@@ -22,6 +23,7 @@ def check(request: LaunchRequest, launcher: str) -> None:
         ConfigError: the first fault found.
     """
     _check_program(request)
+    check_hostfile(request.plan, request.work_dir)
     nodes = request.plan.cluster.nodes
     if launcher == "local" and nodes > 1:
         raise ConfigError(
@@ -32,11 +34,33 @@ def check(request: LaunchRequest, launcher: str) -> None:
         _check_paths(request)
 
 
+def check_hostfile(plan: Plan, work_dir: Path) -> None:
+    """launcher.hostfile against the plan, where this machine can read it; elsewhere ssh's launch judges it.
+
+    Args:
+        work_dir: what a relative path starts from.
+
+    Raises:
+        ConfigError: no host, a bad line, a host named twice, or hosts that do not fit the plan.
+    """
+    named = plan.launcher.hostfile
+    if not named:
+        return
+    try:
+        text = (work_dir / Path(named).expanduser()).read_text(encoding="utf-8")
+    except OSError:
+        return
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"launcher.hostfile: {named} is no UTF-8 text. Its lines are `HOST slots=N`") from error
+    check_hosts(parse_hostfile(text, named), plan.cluster.nodes, plan.cluster.gpus_per_node, named)
+
+
 def check_machine(request: LaunchRequest, launcher: str) -> None:
     """What only a launch needs of this machine and shell.
 
     Raises:
         ConfigError: the first fault found.
+        LaunchError: SLURM's sbatch is not here (status 5).
     """
     if launcher:
         _check_executed(request.plan)
@@ -119,9 +143,10 @@ def _check_paths(request: LaunchRequest) -> None:
 
 def _check_sbatch(request: LaunchRequest) -> None:
     if not shutil.which("sbatch", path=request.environ.get("PATH")):
-        raise ConfigError(
-            "launcher.name=slurm: sbatch is not on this machine's PATH. Render with `dslaunch render -o DIR`, and "
-            "type `dslaunch launch DIR` on a login node of the cluster"
+        raise LaunchError(
+            "launcher.name=slurm: nothing was launched: sbatch is not on this machine's PATH. Render with "
+            "`dslaunch render -o DIR`, and type `dslaunch launch DIR` on a login node of the cluster",
+            status=5,
         )
 
 

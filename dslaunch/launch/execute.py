@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,10 @@ from dslaunch.run.state import State, append_event, read_state, update_state, wr
 from dslaunch.run.supervise import Ended, supervise
 
 _SUBMIT_LIMIT_S = 120.0
+_NO_CONTROLLER = re.compile(
+    r"unable to contact slurm controller|could not establish a configuration source", re.IGNORECASE
+)
+"""What sbatch says where no slurmctld answers (SLURM 22.05.8, run)."""
 
 
 def execute(steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[[str], None]) -> int:
@@ -28,7 +33,7 @@ def execute(steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[
 
     Raises:
         ConfigError: SLURM refused the job, and the run folder is gone; or a file cannot be written.
-        LaunchError: a command could not be started.
+        LaunchError: a command could not be started, or no SLURM controller answers (status 5; no run folder left).
     """
     status = 0
     for step in steps:
@@ -107,6 +112,12 @@ def _submit(step: Submit, run_dir: Path, echo: Callable[[str], None]) -> None:
         raise LaunchError(f"sbatch: {error}. Ask squeue whether the job is queued") from error
     if done.returncode:
         shutil.rmtree(run_dir)
+        if _NO_CONTROLLER.search(done.stderr):
+            raise LaunchError(
+                "nothing was launched: sbatch reaches no SLURM controller. Ask `scontrol ping`, or "
+                "launch on a login node of the cluster",
+                status=5,
+            )
         message = done.stderr.strip() or f"exit status {done.returncode}"
         raise ConfigError(
             f"{message}\nsbatch refused the job; nothing was queued. Change launcher.slurm.* and try again"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from dslaunch.errors import ConfigError
+from dslaunch.hosts import HOST_FIX, is_host
 
 _LINE = re.compile(r"^(\S+)\s+slots=(\d+)")
 
@@ -17,7 +18,7 @@ def parse_hostfile(text: str, where: str) -> dict[str, int]:
     """Slots by host, in rank order.
 
     Raises:
-        ConfigError: a bad line, a host named twice, or no host at all; `where` names the file.
+        ConfigError: a bad line, no name of a host, a host named twice, or no host at all; `where` names the file.
     """
     hosts: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -28,6 +29,8 @@ def parse_hostfile(text: str, where: str) -> dict[str, int]:
         if not match:
             raise ConfigError(f"{where}:{number}: {entry!r} is no line of a hostfile. Write `HOST slots=N`")
         host, slots = match.group(1), int(match.group(2))
+        if not is_host(host):
+            raise ConfigError(f"{where}:{number}: {host!r} is no host name. {HOST_FIX}")
         if host in hosts:
             raise ConfigError(f"{where}:{number}: host {host} stands here for the second time. Name it once")
         hosts[host] = slots

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from dslaunch.errors import listed
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
 
@@ -22,6 +23,8 @@ class _Asked:
     """training.micro_batch."""
     num: int | None
     """training.num_microbatches, which the trunk reads."""
+    rounds: int = 1
+    """What num_microbatches has to be a multiple of."""
 
     @property
     def micro(self) -> int | None:
@@ -30,10 +33,12 @@ class _Asked:
     @property
     def step(self) -> int:
         """What global_batch has to be a multiple of."""
-        return (self.micro or 1) * self.dp * (self.num or 1)
+        return (self.micro or 1) * self.dp * (self.num or self.rounds)
 
     def holds(self, total: int) -> bool:
         """Whether `total` samples a step are whole micro-batches, and as many of them as were asked for."""
+        if self.num and self.num % self.rounds:
+            return False
         return total == self.step if self.num and self.micro else total % self.step == 0
 
 
@@ -55,9 +60,20 @@ def batches(
     found = {each.name: _sizes(each, total) for each in asked}
     if not wrong:
         return found, []
-    ways = _legal_changes(asked, total)
+    ways = _legal_changes([_in_rounds(config, wanted, each) for each in asked], total)
     advice = f"Legal and nearest: {', or '.join(ways)}." if ways else "No one number makes all of them whole."
-    return found, [f"{_key(wrong[0])}: {'; '.join(_arithmetic(each, total) for each in wrong)}. {advice}"]
+    alike: dict[_Asked, list[str]] = {}
+    for each in wrong:
+        alike.setdefault(replace(each, name=""), []).append(each.name)
+    shown = "; ".join(_arithmetic(each, listed(names, 3), total) for each, names in alike.items())
+    return found, [f"{_key(wrong[0])}{shown}. {advice}"]
+
+
+def _in_rounds(config: RunConfig, wanted: Mapping[str, ComponentStrategy], asked: _Asked) -> _Asked:
+    """The interleaved schedule runs the trunk's micro-batches in rounds of pp."""
+    if asked.name != config.model.trunk or config.training.schedule != "interleaved":
+        return asked
+    return replace(asked, rounds=wanted[asked.name].pp or 1)
 
 
 def whole_micro_batch(config: RunConfig, name: str, dp: int, most: int) -> int | None:
@@ -82,35 +98,33 @@ def _sizes(asked: _Asked, total: int) -> tuple[int, int]:
 
 
 def _key(asked: _Asked) -> str:
-    """The key that is at fault, and its value."""
-    if asked.num and asked.micro is None:
-        return f"training.num_microbatches is {asked.num}"
+    """The key that is at fault, and its value; empty where the arithmetic names them."""
     if asked.num:
-        return f"training.num_microbatches is {asked.num}, and micro_batch {asked.micro}"
-    return f"{f'strategy.{asked.name}' if asked.own else 'training'}.micro_batch is {asked.micro or 1}"
+        return "" if asked.micro else f"training.num_microbatches is {asked.num}: "
+    return f"{f'strategy.{asked.name}' if asked.own else 'training'}.micro_batch is {asked.micro or 1}: "
 
 
-def _arithmetic(asked: _Asked, total: int) -> str:
+def _arithmetic(asked: _Asked, names: str, total: int) -> str:
     if asked.num and asked.micro:
         return (
-            f"global_batch is {total}, but micro_batch {asked.micro} x num_microbatches {asked.num} x dp "
-            f"{asked.dp} ({asked.name}) = {asked.step}"
+            f"training.global_batch is {total}, but micro_batch {asked.micro} x num_microbatches {asked.num} x dp "
+            f"{asked.dp} ({names}) = {asked.step}"
         )
     part = f"num_microbatches {asked.num}" if asked.num else f"micro_batch {asked.micro or 1}"
-    return not_whole(f"global_batch {total} / ({part} x dp {asked.dp}, {asked.name})", total, asked.step)
+    return not_whole(f"global_batch {total} / ({part} x dp {asked.dp}, {names})", total, asked.step)
 
 
 def _legal_changes(asked: list[_Asked], total: int) -> list[str]:
     """Overrides, each legal for every component when it is typed; two together where no single one is."""
     trunk = next((each for each in asked if each.num), None)
     ways = []
-    if trunk and trunk.micro and (count := total // (trunk.micro * trunk.dp)):
-        if _all_hold([replace(each, num=count) if each is trunk else each for each in asked], total):
-            ways.append(f"training.num_microbatches={count}")
-    if size := _shared_micro_batch(asked, total):
-        ways.append(f"training.micro_batch={size}")
+    count = total // (trunk.micro * trunk.dp) if trunk and trunk.micro else 0
+    if count and _all_hold([replace(each, num=each.num and count) for each in asked], total):
+        ways.append(f"training.num_microbatches={count}")
     if near := [batch for batch in _near(asked, total) if _all_hold(asked, batch)]:
         ways.append("training.global_batch=" + " or ".join(map(str, near)))
+    if size := _shared_micro_batch(asked, total):
+        ways.append(f"training.micro_batch={size}")
     return ways or _pairs(asked, trunk, total)
 
 

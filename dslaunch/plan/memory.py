@@ -45,7 +45,7 @@ def stage_memory(case: Case, stage: int) -> MemoryGib:
 def overhead_gib(case: Case, world_size: int) -> float:
     """What a GPU holds beside the components: the device context and the communicators."""
     gpu = case.config.cluster.gpu
-    return gpu.context_gib + (COMMUNICATOR_GIB if world_size > 1 and gpu.accelerator == "cuda" else 0.0)
+    return gpu.context_gib + (COMMUNICATOR_GIB if world_size > 1 and gpu.accelerator != "cpu" else 0.0)
 
 
 def host_gib_per_rank(case: Case, stage: int) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dslaunch.engines.base import Engine
-from dslaunch.engines.layout import Layout
 from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.efficiency import UNCALIBRATED, Efficiency
 from dslaunch.plan import layouts as layouts_of
+from dslaunch.plan.deepspeed_findings import nvme_gib
 from dslaunch.plan.engine_choice import choose, grad_accum
 from dslaunch.plan.evaluate import Evaluated, evaluate, to_plan, to_prediction
-from dslaunch.plan.findings import findings, fits, largest_terms
+from dslaunch.plan.findings import findings, fits, largest_terms, limit_gib
 from dslaunch.plan.remedies import remedies
-from dslaunch.plan.search import search
+from dslaunch.plan.search import Refused, search
 from dslaunch.planfile import Candidate, Plan, Prediction
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
@@ -35,10 +35,13 @@ def plan(
     """
     wanted: Wanted = layouts_of.pinned(config)
     candidates: tuple[Candidate, ...] = ()
+    standing = launch_faults(config) + precision_faults(config) + layouts_of.training_faults(config)
+    if config.strategy.name == "auto" and standing:
+        raise PlanError("\n".join(standing))
     if config.strategy.name == "auto":
         wanted, candidates = search(config, wanted, lambda w: _attempt(config, w, tables))
     layouts, faults = layouts_of.resolve(config, wanted)
-    faults += launch_faults(config) + precision_faults(config)
+    faults += standing
     engine, engines, engine_faults = choose(config, layouts) if layouts else (None, [], [])
     faults += engine_faults
     if engine is None or faults:
@@ -48,7 +51,7 @@ def plan(
         raise PlanError("\n".join(accum_faults))
     found = evaluate(config, engine, layouts, accum, tables)
     result = to_plan(config, found, engine, engines, accepted)
-    notes = findings(config, engine, found, _what_fits(config, engine, found, tables))
+    notes = findings(config, engine, found, _what_fits(config, found, tables))
     return result, to_prediction(
         config, result, found, notes, candidates or (_chosen(config, found),), tables
     )
@@ -81,49 +84,48 @@ def precision_faults(config: RunConfig) -> list[str]:
     ]
 
 
-def _attempt(config: RunConfig, wanted: Wanted, tables: Efficiency) -> tuple[Evaluated | None, str]:
-    """The ledgers of what is wanted and an empty reason, or None and the first reason against it."""
+def _attempt(config: RunConfig, wanted: Wanted, tables: Efficiency) -> Evaluated | Refused:
+    """The ledgers of what is wanted, or what stands against it."""
     layouts, faults = layouts_of.resolve(config, wanted)
     engine: Engine | None = None
     if not faults:
         engine, _, faults = choose(config, layouts)
+        faults = [" ".join(fault.strip() for fault in faults[:2])] if engine is None else faults
     if engine is None or faults:
-        return None, faults[0]
+        return Refused(tuple(faults))
     accum, faults = grad_accum(config, engine, layouts)
     if faults:
-        return None, faults[0]
+        return Refused(tuple(faults))
     found = evaluate(config, engine, layouts, accum, tables)
-    if fits(config, found):
-        return found, ""
-    terms = ", ".join(f"{term} {gib:.1f}" for term, gib in largest_terms(found)[:2])
-    return None, f"{found.peak_gib:.1f} GiB: {terms}"
+    return found if fits(config, found) else _too_large(config, found)
 
 
-def _what_fits(config: RunConfig, engine: Engine, found: Evaluated, tables: Efficiency) -> list[str]:
-    """Changes that make it fit under the same engine."""
+def _too_large(config: RunConfig, found: Evaluated) -> Refused:
+    """Which memory does not hold the plan, in figures: the GPU's, the node's or its NVMe."""
+    limit, node, nvme = limit_gib(config), config.cluster.node, nvme_gib(config, found)
+    if found.peak_gib > limit:
+        terms = ", ".join(f"{term} {gib:.1f}" for term, gib in largest_terms(found)[:2])
+        reason = f"{found.peak_gib:.1f} GiB: {terms}"
+    elif found.host_gib > node.host_memory_gib:
+        reason = f"{found.host_gib:.0f} of {node.host_memory_gib:.0f} GiB of a node's memory"
+    else:
+        reason = f"{nvme:.0f} of {node.nvme_gib:.0f} GiB of a node's NVMe"
+    return Refused((reason,), found.peak_gib / limit + found.host_gib / node.host_memory_gib)
+
+
+def _what_fits(config: RunConfig, found: Evaluated, tables: Efficiency) -> list[str]:
+    """Changes that make it fit, each planned as if it had been typed."""
     if fits(config, found):
         return []
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"name": engine.name})})
 
     def attempt(changed: RunConfig) -> Evaluated | None:
-        wanted = {n: _as_strategy(case.layout) for n, case in found.cases.items()}
-        overlaid = {
-            n: ComponentStrategy(**{**w.model_dump(), **_given(changed, n)}) for n, w in wanted.items()
-        }
-        return _attempt(changed, overlaid, tables)[0]
+        try:
+            result = _attempt(changed, layouts_of.pinned(changed), tables)
+        except PlanError:
+            return None
+        return None if isinstance(result, Refused) or launch_faults(changed) else result
 
     return remedies(config, found, attempt)
-
-
-def _as_strategy(layout: Layout) -> ComponentStrategy:
-    """A resolved layout as a wish again, with dp left to follow from the ranks."""
-    kept = ("tp", "pp", "vpp", "cp", "ep", "zero", "offload", "recompute")
-    return ComponentStrategy(**{key: getattr(layout, key) for key in kept})
-
-
-def _given(config: RunConfig, name: str) -> dict[str, object]:
-    strategy = config.strategy.components.get(name, ComponentStrategy())
-    return strategy.model_dump(exclude_none=True)
 
 
 def _chosen(config: RunConfig, found: Evaluated) -> Candidate:

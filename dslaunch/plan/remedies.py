@@ -1,11 +1,14 @@
-"""What would make a plan fit: single changes and pairs of them, each tried on the ledger."""
+"""What would make a plan fit: single changes and groups of them, each planned as the words that are shown."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
+from pydantic import ValidationError
+
 from dslaunch.plan.evaluate import Evaluated
+from dslaunch.schema.cluster import Cluster
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
 
@@ -18,6 +21,12 @@ def with_strategy(config: RunConfig, name: str, **values: object) -> RunConfig:
     new = old.model_copy(update=values)
     strategy = config.strategy.model_copy(update={"components": {**config.strategy.components, name: new}})
     return config.model_copy(update={"strategy": strategy})
+
+
+def with_every(config: RunConfig, **values: object) -> RunConfig:
+    """The configuration with `strategy.every.KEY=VALUE` laid over it."""
+    every = config.strategy.every.model_copy(update=values)
+    return config.model_copy(update={"strategy": config.strategy.model_copy(update={"every": every})})
 
 
 def with_training(config: RunConfig, **values: object) -> RunConfig:
@@ -41,7 +50,7 @@ def remedies(
         fitting = _fitting(config, found, attempt, groups, most)
         if fitting:
             break
-    growth = ((_more_nodes(times),) for times in (2, 4, 8, 16))
+    growth = ((change,) for times in (2, 4, 8, 16) for change in _more_nodes(config, times))
     return fitting + _fitting(config, found, attempt, growth, 1)
 
 
@@ -61,10 +70,17 @@ def _fitting(
         if result := attempt(changed):
             words = " ".join(text for text, _ in group)
             slower = result.time.step_s / found.time.step_s
-            fitting.append(f"{words} ({result.peak_gib:.1f} GiB, step time x{slower:.2f})")
+            other = _other_engine(found, result)
+            fitting.append(f"{words} ({result.peak_gib:.1f} GiB, step time x{slower:.2f}{other})")
         if len(fitting) == most:
             break
     return fitting
+
+
+def _other_engine(found: Evaluated, result: Evaluated) -> str:
+    """The engine, where the change brings another one."""
+    before, after = (next(iter(each.cases.values())).engine.name for each in (found, result))
+    return "" if before == after else f", by engine {after}"
 
 
 def _changes(config: RunConfig, found: Evaluated) -> Iterator[Change]:
@@ -77,31 +93,35 @@ def _changes(config: RunConfig, found: Evaluated) -> Iterator[Change]:
         if found.cases[name].layout.recompute != "full":
             yield _strategy(name, recompute="full")
     heavy, layout = heaviest[0], found.cases[heaviest[0]].layout
+    uniform = len(found.cases) > 1 and not found.cases[heavy].engine.per_component
+    whose = "every" if uniform else heavy
     if layout.zero < 3:
-        yield _strategy(heavy, zero=layout.zero + 1)
+        yield _strategy(whose, zero=layout.zero + 1)
     if (config.training.micro_batch or 1) > 1:
         yield "training.micro_batch=1", lambda c: with_training(c, micro_batch=1)
-    yield _strategy(heavy, tp=2 * layout.tp)
-    yield _strategy(heavy, pp=2 * layout.pp)
+    yield _strategy(whose, tp=2 * layout.tp)
+    yield _strategy(whose, pp=2 * layout.pp)
     if layout.offload == "none":
-        yield _strategy(heavy, offload="cpu")
+        yield _strategy(whose, offload="cpu")
 
 
 def _strategy(name: str, **values: object) -> Change:
-    """`strategy.NAME.KEY=VALUE`."""
+    """`strategy.NAME.KEY=VALUE`, of a component or of every one."""
     words = " ".join(f"strategy.{name}.{key}={value}" for key, value in values.items())
+    if name == "every":
+        return words, lambda config: with_every(config, **values)
     return words, lambda config: with_strategy(config, name, **values)
 
 
-def _more_nodes(times: int) -> Change:
-    def change(config: RunConfig) -> RunConfig:
-        cluster = config.cluster
-        size = {
-            "gpus": None,
-            "nodes": cluster.node_count * times,
-            "gpus_per_node": cluster.slots,
-            "hosts": (),
-        }
-        return config.model_copy(update={"cluster": cluster.model_copy(update=size)})
-
-    return f"{times}x the nodes", change
+def _more_nodes(config: RunConfig, times: int) -> Iterator[Change]:
+    """The size as it was given, in GPUs or in nodes, times as large; nothing where no such cluster can be."""
+    cluster = config.cluster
+    key, size = ("nodes", cluster.nodes) if cluster.nodes else ("gpus", cluster.gpus)
+    if size is None or (cluster.nodes and cluster.gpus):
+        return
+    try:
+        grown = Cluster(**{**cluster.model_dump(exclude_unset=True), key: size * times})
+    except ValidationError:
+        return
+    words = f"cluster.{key}={size * times}"
+    yield words, lambda config: config.model_copy(update={"cluster": grown})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from typing import Any
@@ -12,6 +13,8 @@ from dslaunch.errors import ConfigError
 from dslaunch.planfile.plan import PLAN_SCHEMA, Plan
 from dslaunch.planfile.prediction import PREDICTION_SCHEMA, Prediction
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+"""Of a run, and so of its folder."""
 _READABLE = {PLAN_SCHEMA, PREDICTION_SCHEMA}
 
 
@@ -24,10 +27,23 @@ def plan_from_json(text: str, where: str = "plan.json") -> Plan:
     """The Plan in `text`.
 
     Raises:
-        ConfigError: not JSON, another schema, or a missing or unknown key.
+        ConfigError: not JSON, another schema, a missing or unknown key, or a value that no plan has.
     """
     plan = _read(Plan, text, where)
     assert isinstance(plan, Plan)
+    if not _NAME.fullmatch(plan.name):
+        raise _wrong(f"{where}.name", plan.name, "a run's name (letters, digits and _.+-)")
+    if not plan.components:
+        raise _wrong(f"{where}.components", plan.components, "an object of one component or more")
+    counts = {
+        "world_size": plan.world_size,
+        "global_batch": plan.global_batch,
+        "cluster.nodes": plan.cluster.nodes,
+        "cluster.gpus_per_node": plan.cluster.gpus_per_node,
+    }
+    for key, count in counts.items():
+        if count < 1:
+            raise _wrong(f"{where}.{key}", count, "a number from 1 on")
     return plan
 
 
@@ -86,8 +102,12 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return _build_dataclass(kind, data, where)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is dict:
+        if not isinstance(data, dict):
+            raise _wrong(where, data, "an object")
         return {key: _build(args[1], item, f"{where}.{key}") for key, item in data.items()}
     if origin is tuple:
+        if not isinstance(data, list) or (args[-1] is not Ellipsis and len(data) != len(args)):
+            raise _wrong(where, data, "a list" if args[-1] is Ellipsis else f"a list of {len(args)}")
         kinds = args[:1] * len(data) if args[-1] is Ellipsis else args
         return tuple(
             _build(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data, strict=True))
@@ -97,17 +117,19 @@ def _build(kind: Any, data: Any, where: str) -> Any:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
-        raise ConfigError(
-            f"{where}: {data!r} is not {kind.__name__}. Render it again with `dslaunch render`."
-        )
+        raise _wrong(where, data, kind.__name__)
     return data
+
+
+def _wrong(where: str, data: Any, wanted: str) -> ConfigError:
+    return ConfigError(f"{where}: {data!r} is not {wanted}. Render it again with `dslaunch render`.")
 
 
 def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
     hints = typing.get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected an object, found {type(data).__name__}.")
+        raise _wrong(where, data, "an object")
     required = {n for n, f in fields.items() if f.default is dataclasses.MISSING}
     wrong = sorted(set(data) - set(fields)) + sorted(required - set(data))
     if wrong:

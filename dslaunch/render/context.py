@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslaunch.errors import ConfigError
+from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
 from dslaunch.render.environment import Variable, carried, passed_names, variables
-from dslaunch.render.program import MEGATRON_ENGINES, launch_blocker, program_words
+from dslaunch.render.program import MEGATRON_ENGINES, check_program, launch_blocker, program_words
 from dslaunch.render.slurm import SlurmContext, slurm_context
 from dslaunch.schema.config import RunConfig
 
@@ -45,7 +46,7 @@ class Context:
     gpus_per_node: int
     """Ranks per node; on a CPU cluster too."""
     accelerator: str
-    """cuda | cpu"""
+    """cuda | rocm | cpu"""
     remote: bool
     """Ranks stand on other hosts than the one that runs launch.sh."""
     hosts: tuple[Host, ...]
@@ -79,6 +80,7 @@ class Context:
 def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
     """The context of a plan; raises ConfigError for what a script cannot hold."""
     cluster = plan.cluster
+    check_program(config)
     environment = variables(plan, config)
     port = str(plan.launcher.master_port or "")
     remote = not cluster.local and (cluster.nodes > 1 or bool(cluster.hosts or plan.launcher.hostfile))
@@ -115,8 +117,8 @@ def _hosts(plan: Plan) -> tuple[Host, ...]:
         return ()
     names = ("localhost",) if cluster.local else cluster.hosts
     for name in names:
-        if not name or any(letter.isspace() for letter in name) or name.startswith(("#", "-")):
-            raise ConfigError(f"cluster.hosts: {name!r} is no host name. Name hosts as ssh takes them")
+        if not is_host(name):
+            raise ConfigError(f"cluster.hosts: {name!r} is no host name. {HOST_FIX}")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(

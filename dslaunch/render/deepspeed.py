@@ -81,7 +81,7 @@ def _zero(plan: Plan, component: ComponentPlan, gradients: int) -> dict[str, Any
     bucket = bucket_elements(gradients)
     zero: dict[str, Any] = {"stage": component.zero, "contiguous_gradients": True, "reduce_bucket_size": bucket}
     if component.pp == 1:
-        zero["overlap_comm"] = plan.training.overlap_comm and plan.cluster.accelerator == "cuda"
+        zero["overlap_comm"] = plan.training.overlap_comm and plan.cluster.accelerator != "cpu"
     if component.zero == 3:
         zero |= {
             "stage3_prefetch_bucket_size": PREFETCH,
@@ -95,7 +95,7 @@ def _zero(plan: Plan, component: ComponentPlan, gradients: int) -> dict[str, Any
 
 
 def _offload(plan: Plan, component: ComponentPlan) -> dict[str, Any]:
-    target = {"device": "cpu", "pin_memory": plan.cluster.accelerator == "cuda"}
+    target = {"device": "cpu", "pin_memory": plan.cluster.accelerator != "cpu"}
     if component.offload == "cpu":
         return {"offload_optimizer": target}
     if component.offload == "cpu_params":

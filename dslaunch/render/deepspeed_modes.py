@@ -54,7 +54,7 @@ def _nvme_states(plan: Plan, config: RunConfig, component: ComponentPlan) -> dic
     target = {
         "device": "nvme",
         "nvme_path": config.strategy.nvme.path,
-        "pin_memory": plan.cluster.accelerator == "cuda",
+        "pin_memory": plan.cluster.accelerator != "cpu",
     }
     found: dict[str, Any] = {
         "sub_group_size": NVME_SUB_GROUP,

@@ -18,6 +18,14 @@ _DEEPSPEED_ENGINES = frozenset({"deepspeed", "native"})
 _BLACKWELL = re.compile(r"(GB|B)\d")
 
 
+_SET_FOR_EACH_RANK = frozenset({
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE",
+    "MASTER_ADDR", "MASTER_PORT",
+})  # fmt: skip
+_LAUNCHERS_OWN = ("SLURM_", "DSLAUNCH_", "TORCHELASTIC_")
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
 @dataclass(frozen=True)
 class Variable:
     """One line of env.sh."""
@@ -32,10 +40,12 @@ def variables(plan: Plan, config: RunConfig) -> tuple[Variable, ...]:
     """Sorted by name; what the user sets wins.
 
     Raises:
-        ConfigError: a name that no shell takes, or a value with a NUL.
+        ConfigError: a name that no shell takes or that a launcher sets, a value with a NUL, or too few GPUs.
     """
     for name, value in config.env.items():
         _check_name(f"env.{name}", name)
+        _check_reserved(name)
+        _check_visible(name, value, plan)
         if "\0" in value:
             raise ConfigError(f"env.{name}: holds a NUL character, which no environment carries. Take it out")
     needed = {each.name: each for each in _needed(plan, config)}
@@ -66,6 +76,25 @@ def _check_name(key: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{key}: {name!r} is no name of a variable. Allowed are letters, digits and _, no digit first"
+        )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the launcher gives this variable to each rank, so that env.sh must not set it for all."""
+    return name in _SET_FOR_EACH_RANK or name.startswith(_LAUNCHERS_OWN)
+
+
+def _check_reserved(name: str) -> None:
+    if is_reserved(name):
+        fix = "Set launcher.master_port" if name == "MASTER_PORT" else "Take it out; cluster= decides the ranks"
+        raise ConfigError(f"env.{name}: the launcher sets {name} for each rank, and env would overwrite it. {fix}")
+
+
+def _check_visible(name: str, value: str, plan: Plan) -> None:
+    named, needed = len(value.split(",")) if value else 0, plan.cluster.gpus_per_node
+    if name in _VISIBLE and plan.cluster.accelerator != "cpu" and named < needed:
+        raise ConfigError(
+            f"env.{name}: names {named} GPUs, the plan uses {needed} on each node. Name as many, or take it out"
         )
 
 

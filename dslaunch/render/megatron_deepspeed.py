@@ -60,7 +60,6 @@ def megatron_deepspeed_flags(plan: Plan, config: RunConfig) -> Flags:
     (name,) = plan.components
     component, decoder = plan.components[name], config.model.components[name]
     assert isinstance(decoder, Decoder), "the engine megatron_deepspeed takes a single decoder"
-    _require_plain(name, decoder, component)
     made = {
         **sizes(name, decoder, plan.training.seq_len),
         **_model(name, decoder, component.tp),
@@ -84,28 +83,6 @@ def megatron_deepspeed_flags(plan: Plan, config: RunConfig) -> Flags:
     catalogue = megatron_deepspeed_catalogue()
     require_known(made, catalogue)
     return merge_extra(made, _extra_flags(config), catalogue)
-
-
-def _require_plain(name: str, decoder: Decoder, component: ComponentPlan) -> None:
-    """Refuse what the script's model has no flags for."""
-    key = f"model.components.{name}"
-    lacking = {
-        f"{key}.experts": decoder.experts is not None,
-        f"{key}.mla": decoder.mla is not None,
-        f"{key}.qk_norm": decoder.qk_norm,
-        f"{key}.window": decoder.window is not None,
-        f"{key}.mtp_layers": decoder.mtp_layers > 0,
-    }
-    for option, there in lacking.items():
-        if there:
-            raise ConfigError(
-                f"{option}: Megatron-DeepSpeed's pretrain script has no flags for it. Take engine=megatron"
-            )
-    if decoder.kv_heads % component.tp:
-        raise ConfigError(
-            f"strategy.{name}.tp is {component.tp}: Megatron-DeepSpeed cuts key/value heads, {key}.kv_heads "
-            f"{decoder.kv_heads} / tp {component.tp} is not whole. Take a tp that divides it, or engine=megatron"
-        )
 
 
 def _model(name: str, decoder: Decoder, tp: int) -> Flags:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
+from dslaunch.schema.config import RunConfig
 
 RUN_DIR = '"$DSLAUNCH_RUN_DIR"'
 MEGATRON_SCRIPTS = {"megatron": "pretrain_gpt.py", "megatron_deepspeed": "pretrain_gpt.py"}
@@ -25,6 +26,20 @@ def checkpoint_word(plan: Plan) -> str:
     """The checkpoints' folder as a shell word: as the user gave it, or in the run folder."""
     given = plan.files.checkpoint_dir
     return shlex.quote(given) if given else f"{RUN_DIR}/checkpoints"
+
+
+def check_program(config: RunConfig) -> None:
+    """Raises ConfigError where script and module are both given, or the module is no dotted name."""
+    if config.script and config.module:
+        raise ConfigError(
+            f"module: {config.module!r} and script: {config.script!r} are both given; one program runs. "
+            "Take one of them out"
+        )
+    if config.module and not all(part.isidentifier() for part in config.module.split(".")):
+        raise ConfigError(
+            f"module: {config.module!r} is no module's name. Give a dotted name such as module=package.train, and "
+            "arguments after --"
+        )
 
 
 def program_words(plan: Plan) -> tuple[str, ...]:

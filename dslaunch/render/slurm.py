@@ -21,6 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]&|*()-]*")
 _SETTINGS = (
     "partition", "account", "time", "qos", "constraint", "exclude", "reservation", "switches", "comment", "mem",
 )  # fmt: skip
+_APPTAINER_GPUS = {"cuda": ["--nv"], "rocm": ["--rocm"], "cpu": []}
 WORK_DIR = '"$DSLAUNCH_WORK_DIR"'
 
 
@@ -53,7 +54,7 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
     for line in slurm.setup:
         _one_line("launcher.slurm.setup", line)
     return SlurmContext(
-        directives=(*_directives(plan, config), *map(_extra_directive, slurm.sbatch_extra)),
+        directives=(*_directives(plan, config), *slurm.sbatch_extra),
         srun=(*_srun(plan, config), *_pyxis(container)),
         wrapper=_apptainer(container, plan.cluster.accelerator),
         work_dir=shlex.quote(container.workdir) if container.kind != "none" and container.workdir else "",
@@ -64,8 +65,15 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
 
 
 def _cpus(plan: Plan, config: RunConfig) -> int:
-    shared_out = max(1, config.cluster.node.cpu_cores // plan.cluster.gpus_per_node)
-    return config.launcher.slurm.cpus_per_task or shared_out
+    """CPU cores per rank; raises ConfigError where those of a node's ranks are more than it has."""
+    cores, ranks = config.cluster.node.cpu_cores, plan.cluster.gpus_per_node
+    given = config.launcher.slurm.cpus_per_task
+    if given and given * ranks > cores:
+        raise ConfigError(
+            f"launcher.slurm.cpus_per_task is {given}: {given} x {ranks} ranks = {given * ranks} cores, and a "
+            f"node has {cores}. Give at most {cores // ranks}, or cluster.node.cpu_cores where yours have more"
+        )
+    return given or max(1, cores // ranks)
 
 
 def _directives(plan: Plan, config: RunConfig) -> list[str]:
@@ -78,7 +86,7 @@ def _directives(plan: Plan, config: RunConfig) -> list[str]:
         f"--ntasks-per-node={cluster.gpus_per_node}",
         f"--cpus-per-task={_cpus(plan, config)}",
     ]
-    if cluster.accelerator == "cuda":
+    if cluster.accelerator != "cpu":
         found.append(f"--gres=gpu:{cluster.gpus_per_node}")
     if slurm.exclusive:
         found.append("--exclusive")
@@ -100,15 +108,6 @@ def _directive_value(name: str, value: str) -> str:
             f"{key} is {value!r}: a quote or backslash does not survive on a #SBATCH line. Take it out"
         )
     return f'"{value}"'
-
-
-def _extra_directive(line: str) -> str:
-    key = "launcher.slurm.sbatch_extra"
-    if not line.startswith("-"):
-        raise ConfigError(
-            f"{key}: {line!r} is no option. Write each as sbatch takes it, such as --mail-type=END"
-        )
-    return _one_line(key, line)
 
 
 def _one_line(key: str, text: str) -> str:
@@ -146,7 +145,7 @@ def _apptainer(container: Container, accelerator: str) -> tuple[str, ...]:
         return ()
     binds = [f"{RUN_DIR}:{RUN_DIR}", *([] if container.workdir else [f"{WORK_DIR}:{WORK_DIR}"])]
     binds += [shlex.quote(_mount(mount)) for mount in container.mounts]
-    gpus = ["--nv"] if accelerator == "cuda" else []
+    gpus = _APPTAINER_GPUS[accelerator]
     workdir = ["--pwd", shlex.quote(container.workdir)] if container.workdir else []
     options = [word for bind in binds for word in ("--bind", bind)]
     return ("apptainer", "exec", *gpus, *options, *workdir, shlex.quote(container.image))

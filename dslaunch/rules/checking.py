@@ -9,14 +9,18 @@ from pathlib import Path
 from dslaunch.errors import ConfigError, listed
 from dslaunch.files.fileset import FileSet, read_fileset, read_paths
 from dslaunch.planfile import Finding, Plan, plan_from_json
+from dslaunch.rules.inputs import incomplete
 from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings, of_plan
 
 
 def check(plan: Plan | None, files: FileSet, settings: Settings) -> tuple[Finding, ...]:
     """Every finding, the gravest first, then by file and line."""
-    found = sorted(hits(plan, files, settings), key=_order)
-    return tuple(_finding(rule, hit) for rule, hit in found)
+    return _sorted(hits(plan, files, settings))
+
+
+def _sorted(found: Iterable[tuple[Rule, Hit]]) -> tuple[Finding, ...]:
+    return tuple(_finding(rule, hit) for rule, hit in sorted(found, key=_order))
 
 
 def hits(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[tuple[Rule, Hit]]:
@@ -57,7 +61,9 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
     files = read_paths(sorted(path for path in folder.iterdir() if path.is_file()))
     plan_file = folder / "plan.json"
     plan = plan_from_json(plan_file.read_text(encoding="utf-8"), str(plan_file))
-    return check(plan, files, _planned(plan, files))
+    settings = _planned(plan, files)
+    whole = ((rule_named("own.manifest"), hit) for hit in incomplete(files))
+    return _sorted((*hits(plan, files, settings), *whole))
 
 
 def _planned(plan: Plan, files: FileSet) -> Settings:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from dslaunch.engines.deepspeed_keys import release, table
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START
+from dslaunch.files.rendered import left_out
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, RaisedBy, hit, rule
 from dslaunch.rules.settings import Settings
 
 _PARSER = "deepspeedai/DeepSpeed:deepspeed/runtime/config.py (hjson), runtime/config_utils.py 0.19.8, run"
+_AGAIN = "Render again; what is to stay belongs into the recipe, an override, or a template of your own."
+
 
 @rule("file.syntax", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)
 def syntax(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
@@ -58,7 +61,7 @@ def world_size(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
 
 @rule("own.manifest", severity="error", raised_by="nobody", evidence="dslaunch's own: dslaunch.manifest/1")
 def manifest(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A file of the run folder isn't the one that the manifest was written for."""
+    """A file of the run folder isn't the one that the manifest was written for, or one is missing."""
     by_name = {file.name: file for file in files.files}
     for listed in files.of("manifest"):
         folder = listed.name.rpartition("/")[0]
@@ -67,8 +70,22 @@ def manifest(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
             file = by_name.get(f"{folder}/{name}" if folder else name)
             if file is not None and hashlib.sha256(file.text.encode()).hexdigest() != digest:
                 message = f"{file.name} was changed after the manifest was written."
-                fix = "Render again, or review the change with `dslaunch diff`."
-                yield hit(listed, ("files", name), message, fix)
+                yield hit(listed, ("files", name), message, _AGAIN)
+
+
+def incomplete(files: FileSet) -> Iterator[Hit]:
+    """What a rendered folder and its manifest do not both hold; `files` are all of the folder's."""
+    manifests = files.of("manifest")
+    if not manifests:
+        yield Hit("manifest.json", None, "a rendered folder holds one, and it isn't there.", _AGAIN)
+    for listed in manifests:
+        hashes = listed.get("files")
+        names = set(hashes) if isinstance(hashes, dict) else set()
+        here = {file.name.rpartition("/")[2] for file in files.files}
+        for name in sorted(names - here):
+            yield hit(listed, ("files", name), f"{name} isn't in the folder.", _AGAIN)
+        for name in left_out(names, here):
+            yield hit(listed, ("files",), f"{name} isn't listed, so nothing proves what it holds.", _AGAIN)
 
 
 def _problems(files: FileSet, rule_id: str, fix: str) -> Iterator[Hit]:

@@ -7,7 +7,9 @@ from math import prod
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import START, Position
+from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
+from dslaunch.render.environment import is_reserved
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -26,13 +28,16 @@ def empty(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
 
 @rule("hostfile.slots", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
 def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A line that isn't `HOST slots=N`, or a host without slots."""
+    """A line that isn't `HOST slots=N`, no name of a host, or a host without slots."""
     for file in files.of("hostfile"):
         for line in file.value:
             at = Position(line.line, 1)
             if not line.host:
                 message = f"{line.text[:60]!r} isn't `HOST slots=N`; the deepspeed launcher raises ValueError."
                 yield Hit(file.name, at, message, "Write `HOST slots=GPUS`, with no spaces around =.")
+            elif not is_host(line.host):
+                message = f"{line.host[:60]!r} is no host name; it would reach pdsh and ssh as it stands."
+                yield Hit(file.name, at, message, f"{HOST_FIX}.", raised_by="nobody")
             elif line.slots == 0:
                 message = f"{line.host} has slots=0: the launcher takes it and starts nothing there."
                 fix = "Delete the line, or give the number of GPUs."
@@ -73,6 +78,21 @@ def ranks(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit
             yield from _hosts(file, world)
         for file in files.of("megatron_args"):
             yield from _grid(file, world)
+
+
+@rule(
+    "env.reserved",
+    severity="error",
+    raised_by="nobody",
+    evidence="deepspeedai/DeepSpeed:deepspeed/launcher/launch.py main 0.19.8; dslaunch's own rank.sh",
+)
+def reserved(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A run folder's environment sets what the launcher sets for each rank."""
+    for file in files.of("env") if plan else ():
+        for assignment in file.value:
+            if is_reserved(assignment.name):
+                message = f"{assignment.name} is the launcher's to set, and would be the same on all ranks."
+                yield Hit(file.name, assignment.at, message, "Delete the line; launcher.* and cluster decide it.")
 
 
 def _planned(plan: Plan) -> Iterator[Hit]:

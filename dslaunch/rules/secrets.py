@@ -7,26 +7,18 @@ from collections.abc import Iterator
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import Lines
-from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
+from dslaunch.secrets import SHAPES, is_secret_name, may_be_secret
 
-_WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CREDENTIALS"})
-_PAIRS = ("API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "AUTH_KEY")
-_POINTERS = frozenset({"PATH", "FILE", "DIR", "NAME", "ID", "LEN", "LENGTH", "COUNT", "SIZE"})
-"""A last word after which the value says where or how many, not what."""
-_KNOWN_SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{20,}"
-    r"|AKIA[A-Z0-9]{16}|xox[bp]-[A-Za-z0-9-]{20,})\b"
-)
 _KEPT = "the file is kept with the run and shown in reviews"
 _FIX = "Name the variable in launcher.pass_env, export it where you launch, and revoke what was written down."
 
 
 @rule(
     "env.secret",
-    severity="wrong",
+    severity="error",
     raised_by="nobody",
     evidence="huggingface/diffusers#6916; shapes of tokens as their issuers document them",
 )
@@ -44,7 +36,7 @@ def _assigned(file: File) -> Iterator[Hit]:
     if file.kind not in ("shell", "env"):
         return
     for assignment in file.value:
-        if _is_secret_name(assignment.name) and _is_secret_value(assignment):
+        if assignment.literal and is_secret_name(assignment.name) and may_be_secret(assignment.value):
             message = f"{assignment.name} is set to a literal value; {_KEPT}."
             yield Hit(file.name, assignment.at, message, _FIX)
 
@@ -57,20 +49,8 @@ def _in_json(file: File) -> Iterator[Hit]:
 
 def _shaped(file: File) -> Iterator[Hit]:
     lines = Lines(file.text)
-    for match in _KNOWN_SHAPES.finditer(file.text):
+    for match in SHAPES.finditer(file.text):
         assigned = file.text[file.text.rfind("\n", 0, match.start()) + 1 : match.start()]
         name = re.search(r"([A-Za-z_]\w*)=[\"']?$", assigned)
         at = lines.position(match.start() - len(name[0]) if name else match.start())
-        yield Hit(file.name, at, "this has the shape of an access token.", _FIX)
-
-
-def _is_secret_name(name: str) -> bool:
-    words = name.upper().split("_")
-    secret_word = not _WORDS.isdisjoint(words) or any(pair in name.upper() for pair in _PAIRS)
-    return secret_word and words[-1] not in _POINTERS
-
-
-def _is_secret_value(assignment: Assignment) -> bool:
-    value = assignment.value
-    word = value.isdecimal() or value.lower() in ("", "true", "false", "none")
-    return assignment.literal and not word and not value.startswith(("<", "/"))
+        yield Hit(file.name, at, "this has the shape of an access token or of a password in a URL.", _FIX)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dslaunch.errors import ConfigError
+from dslaunch.files.rendered import left_out
 
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = "dslaunch.manifest/1"
@@ -77,11 +78,17 @@ def verify(folder: Path) -> dict[str, str]:
     """The texts of a rendered folder, manifest.json among them, once each is proved to be as rendered.
 
     Raises:
-        ConfigError: no manifest, or a file that is missing or differs from its hash.
+        ConfigError: no manifest, or a file that is missing from it or from the folder, or differs from its hash.
     """
     manifest = _read(folder, MANIFEST)
     files = {MANIFEST: manifest}
-    for name, expected in _manifest_hashes(folder, manifest).items():
+    hashes = _manifest_hashes(folder, manifest)
+    if missing := left_out(hashes, (path.name for path in folder.iterdir())):
+        raise ConfigError(
+            f"{folder / MANIFEST}: does not name {missing[0]}, so that file was not reviewed with the others. "
+            "Render again"
+        )
+    for name, expected in hashes.items():
         files[name] = _read(folder, name)
         found = hashlib.sha256(files[name].encode()).hexdigest()
         if found != expected:
@@ -109,12 +116,16 @@ def _manifest_hashes(folder: Path, text: str) -> dict[str, str]:
     where = folder / MANIFEST
     try:
         manifest = json.loads(text)
-        schema, hashes = manifest["schema"], dict(manifest["files"])
+        schema, hashes = manifest["schema"], manifest["files"]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{where}: not a manifest of dslaunch. Render again") from error
     if schema != MANIFEST_SCHEMA:
         raise ConfigError(f"{where}: schema is {schema!r}, read is {MANIFEST_SCHEMA}. Render again")
-    for name in hashes:
+    if not isinstance(hashes, dict):
+        raise ConfigError(f"{where}: files is {hashes!r}, where hashes by name belong. Render again")
+    for name, digest in hashes.items():
+        if not isinstance(digest, str):
+            raise ConfigError(f"{where}: files.{name} is {digest!r}, where a sha256 belongs. Render again")
         if Path(name).name != name:
             raise ConfigError(f"{where}: names {name!r}, which is no plain file name. Render again")
     return hashes

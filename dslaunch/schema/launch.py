@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dslaunch.schema.base import NonNegative, Part, Positive, PositiveFloat, Texts
+from dslaunch.schema.base import NonNegative, Part, Positive, Texts
 from dslaunch.schema.deepspeed import ActivationCheckpointing, Monitor
+from dslaunch.schema.slurm import Memory, Nodes, Options, Switches, TimeLimit, Word
+
+_WEEK_MINUTES = 7 * 24 * 60
 
 
 class Goal(Part):
@@ -40,19 +43,19 @@ class Engine(Part):
 class Slurm(Part):
     """What sbatch is told. Empty is left to the site's defaults."""
 
-    partition: str = ""
-    account: str = ""
-    time: str = ""
+    partition: Word = ""
+    account: Word = ""
+    time: TimeLimit = ""
     """Time limit, such as 12:00:00 or 2-00:00:00 (quote it in YAML)."""
-    qos: str = ""
-    constraint: str = ""
-    exclude: str = ""
+    qos: Word = ""
+    constraint: Word = ""
+    exclude: Nodes = ""
     """Nodes to leave out, such as n[1-2]."""
-    reservation: str = ""
-    switches: str = ""
+    reservation: Word = ""
+    switches: Switches = ""
     """Leaf switches wanted, optionally @ the time to wait for them: 1@00:30:00."""
     comment: str = ""
-    mem: str = ""
+    mem: Memory = ""
     """Memory per node; empty takes the site's default, 0 all of it."""
     exclusive: bool = True
     """Whole nodes."""
@@ -64,7 +67,7 @@ class Slurm(Part):
     """Environment modules to load, in order."""
     setup: Texts = ()
     """Shell lines run on each node's batch step before training."""
-    sbatch_extra: Texts = ()
+    sbatch_extra: Options = ()
     """Further #SBATCH options, each as one line without `#SBATCH`, such as --mail-type=END."""
 
 
@@ -77,6 +80,14 @@ class Container(Part):
     mounts: Texts = ()
     """HOST:CONTAINER pairs."""
     workdir: str = ""
+
+    @model_validator(mode="after")
+    def _used(self) -> Container:
+        given = [name for name in ("image", "mounts", "workdir") if getattr(self, name)]
+        if self.kind == "none" and given:
+            fix = "Set kind to pyxis or apptainer, or take it out"
+            raise ValueError(f"{given[0]} is given, but kind is none. {fix}")
+        return self
 
 
 class Launcher(Part):
@@ -94,8 +105,8 @@ class Launcher(Part):
     """On a terminal, launches on more GPUs than this ask first."""
     pass_env: Texts = ()
     """Names of environment variables handed over from the launching shell; their values are written nowhere."""
-    timeout_minutes: PositiveFloat = 30.0
-    """Limit of a collective, after which a process group gives up."""
+    timeout_minutes: Annotated[float, Field(gt=0, le=_WEEK_MINUTES)] = 30.0
+    """Limit of a collective, after which a process group gives up; at most a week."""
     slurm: Slurm = Slurm()
     container: Container = Container()
 

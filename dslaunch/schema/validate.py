@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy, Strategy
+from dslaunch.secrets import is_secret_name, may_be_secret, shaped
 
 Path = tuple[str | int, ...]
 _YAML_KINDS = {bool: "truth value", int: "number", float: "number"}
@@ -80,12 +81,18 @@ def _component_names(config: RunConfig, locate: Callable[[Sequence[str | int]], 
 
 
 def _secrets(config: RunConfig) -> list[str]:
-    words = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "CREDENTIAL")
-    return [
+    named = [
         f"env.{name}: looks like a secret, and its value would be written into files. Remove it, export {name} "
         f"in the launching shell, and hand it over by name: launcher.pass_env=[{name}]."
-        for name in config.env
-        if any(word in name.upper() for word in words)
+        for name, value in config.env.items()
+        if is_secret_name(name) and may_be_secret(value)
+    ]
+    return named + [
+        f"{key}: holds a text with the shape of an access token or a password, and would be written into files. "
+        "Take it out, revoke it where it was shared, and hand it over as an environment variable, by name: "
+        "launcher.pass_env=[NAME]."
+        for key in dict.fromkeys(shaped(config.model_dump()))
+        if not any(line.startswith(f"{key}:") for line in named)
     ]
 
 

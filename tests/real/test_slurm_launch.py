@@ -179,6 +179,17 @@ def test_what_sbatch_refuses_leaves_nothing(home: Path, start: Start, slurm: Slu
     assert not list((home / "runs").iterdir())
 
 
+def test_sbatch_without_a_controller_launches_nothing(home: Path, start: Start, slurm: SlurmCluster) -> None:
+    down = home / "slurm.conf"
+    lines = (slurm.folder / "slurm.conf").read_text().splitlines()
+    down.write_text("\n".join("SlurmctldPort=1" if line.startswith("SlurmctldPort") else line for line in lines))
+    (home / "gres.conf").write_text((slurm.folder / "gres.conf").read_text())
+    status, output = _done(start(*_words("the probe.py"), SLURM_CONF=str(down)))
+    assert status == 5, output
+    assert "nothing was launched: sbatch reaches no SLURM controller" in output
+    assert not list((home / "runs").iterdir())
+
+
 def test_every_setting_reaches_the_job(home: Path, start: Start, slurm: SlurmCluster) -> None:
     modules = home.parent / "modules.bash"  # bash expands the value of BASH_ENV
     modules.write_text(f"module() {{ echo \"$*\" >>{shlex.quote(str(home / 'loaded'))}; }}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ NAMES = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
 TYPES = [name for name in NAMES if name != "local"]
 
 
+@cache
 def composed(name: str) -> dict[str, Any]:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return OmegaConf.to_container(compose(overrides=[f"+cluster={name}"]).cluster)  # type: ignore[return-value]

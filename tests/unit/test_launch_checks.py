@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.errors import ConfigError
-from dslaunch.launch.checks import check, check_machine
+from dslaunch.errors import ConfigError, LaunchError
+from dslaunch.launch.checks import check, check_hostfile, check_machine
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.planfile import FilesPlan, Plan
 from tests.launching import make_plan
@@ -67,6 +67,28 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
 def test_paths_of_another_machine_are_not_looked_for_here(tmp_path: Path) -> None:
     files = FilesPlan(data_path="/cluster/data")
     plan = make_plan(nodes=2, local=False, python="/cluster/python", files=files)
-    with pytest.raises(ConfigError, match=r"sbatch is not on this machine's PATH.*login node"):
+    with pytest.raises(LaunchError, match=r"sbatch is not on this machine's PATH.*login node") as caught:
         _check(plan, tmp_path, launcher="slurm")
+    assert caught.value.status == 5
     _check(plan, tmp_path, launcher="ssh")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "hosts: names no host"),
+        ("n1 slots=2\nn1 slots=2\n", "hosts:2: host n1"),
+        ("-oProxyCommand=id slots=2\nb slots=2\n", "hosts:1: '-oProxyCommand=id' is no host name"),
+        ("n1 slots=2\n", "names 1 hosts, but the plan has 2 nodes"),
+        ("\udcff", "no UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["", "slurm", "ssh"])
+def test_a_hostfile_that_can_be_read_is_judged_for_each_launcher(
+    text: str, message: str, launcher: str, tmp_path: Path
+) -> None:
+    plan = make_plan(nodes=2, local=False, hostfile="hosts")
+    check_hostfile(plan, tmp_path)
+    (tmp_path / "hosts").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigError, match=message):
+        _check(plan, tmp_path, launcher=launcher)

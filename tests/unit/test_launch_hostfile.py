@@ -30,6 +30,9 @@ def test_good_hostfiles(text: str, hosts: dict[str, int]) -> None:
         ("n1\n", "h:1: 'n1' is no line"),
         ("n1 slots=\n", "is no line"),
         ("n1 slots = 8\n", "is no line"),
+        ("-oProxyCommand=id slots=8\n", "h:1: '-oProxyCommand=id' is no host name"),
+        ("n1,n2 slots=8\n", "is no host name"),
+        ("u@-oX slots=8\n", "is no host name"),
         ("n1 slots=8\n\nn1 slots=8\n", "h:3: host n1 stands here for the second time"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_dry_run_prints_the_steps_and_writes_nothing(
     root = tmp_path / "runs"
     assert launch(plan, files, root, wait=False, dry_run=True, echo=said.append, confirm=None) == 0
     assert [line.split()[0] for line in said] == ["write", "record", "cd"]
-    assert "launch.sh manifest.json plan.json" in said[0]
+    assert "env.sh job.sbatch launch.sh manifest.json plan.json rank.sh" in said[0]
     assert not root.exists()
 
 

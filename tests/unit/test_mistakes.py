@@ -65,7 +65,7 @@ MISTAKES = [
     (f"{VLA} strategy.llm.dp=4", 3, ["tp 8 x pp 4 x dp 4 = 128 ranks", "64 GPUs"]),
     (f"{VLA} strategy.llm.dp=1", 3, ["leave 32 of 64 GPUs without work", "dp=2"]),
     (f"{VLA} strategy.llm.zero=3", 3, ["strategy.llm.zero is 3", "0, 1 where pp is 4", "zero=1"]),
-    (f"{VLA} training.global_batch=100", 3, ["100 / (micro_batch 1 x dp 32", "96 or 128"]),
+    (f"{VLA} training.global_batch=100", 3, ["100 / (micro_batch 1 x dp 32", "64 or 128"]),
     (
         f"{VLA} training.num_microbatches=16",
         3,

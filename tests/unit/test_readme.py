@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch import cli, compose
+from dslaunch import cli, conffiles
 from dslaunch.arguments import VERBS
 from dslaunch.launch import LAUNCHERS
 from tests.command import CommandLine
@@ -76,7 +76,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(rest, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
 
 
@@ -126,12 +126,12 @@ def test_strategies_are_those_of_conf() -> None:
     (row,) = [row for row in table("key") if row[0] == "strategy"]
     named = set(re.findall(r"[a-z]+[0-9]\w*|ddp|layouts|auto", row[1]))
     assert len(named) > 5
-    assert named <= set(compose.names("strategy"))
+    assert named <= set(conffiles.names("strategy"))
 
 
 def test_launchers_and_engines_are_those_of_the_program() -> None:
     assert {row[0] for row in table("launcher")} == set(LAUNCHERS)
-    assert {row[0] for row in table("engine")} | {"auto"} == set(compose.names("engine"))
+    assert {row[0] for row in table("engine")} | {"auto"} == set(conffiles.names("engine"))
 
 
 def test_files_are_those_rendered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -58,6 +59,21 @@ def test_slurm_settings_reach_their_directives() -> None:
         ({"partition": "gpu\n#SBATCH --x"}, "launcher.slurm.partition"),
         ({"comment": 'a "b"'}, "does not survive"),
         ({"modules": ["a\nb"]}, "launcher.slurm.modules"),
+        ({"account": "a b"}, "launcher.slurm.account"),
+        ({"constraint": "a b"}, "launcher.slurm.constraint"),
+        ({"time": "noon"}, "D-HH:MM:SS"),
+        ({"time": "1:2:3:4"}, "D-HH:MM:SS"),
+        ({"time": "12h"}, "D-HH:MM:SS"),
+        ({"switches": "one"}, "1@00:30:00"),
+        ({"exclude": "n[1-2"}, "bracket"),
+        ({"exclude": "n1]["}, "bracket"),
+        ({"mem": "lots"}, "launcher.slurm.mem"),
+        ({"sbatch_extra": ["-N 3"]}, "is no option"),
+        ({"sbatch_extra": ["--nodes=3"]}, "--nodes is decided by the plan"),
+        ({"sbatch_extra": ["--ntasks-per-node 3"]}, "--ntasks-per-node is decided"),
+        ({"sbatch_extra": ["--gpus-per-node=3"]}, "--gpus-per-node is decided"),
+        ({"sbatch_extra": ["--exclusive"]}, "--exclusive is decided"),
+        ({"cpus_per_task": 17}, "17 x 8 ranks = 136 cores, and a node has 128. Give at most 16"),
     ],
 )
 def test_what_would_break_its_line_is_refused(slurm: dict[str, Any], message: str) -> None:
@@ -82,6 +98,8 @@ def test_apptainer_wraps_the_rank_and_binds_its_folders() -> None:
     [
         ({"kind": "pyxis"}, "launcher.container.image is empty"),
         ({"kind": "pyxis", "image": "x", "mounts": ["/data"]}, "HOST:CONTAINER"),
+        ({"image": "x"}, "image is given, but kind is none"),
+        ({"kind": "none", "mounts": ["/a:/a"]}, "mounts is given, but kind is none"),
     ],
 )
 def test_a_container_that_cannot_start_is_refused(container: dict[str, Any], message: str) -> None:
@@ -113,6 +131,14 @@ def test_passed_variables_stand_by_name_alone(monkeypatch: pytest.MonkeyPatch) -
         ({"env": {"A-B": "x"}}, "Allowed are letters"),
         ({"env": {"A": "x\0y"}}, "NUL"),
         ({"launcher": {"pass_env": ["A B"]}}, "launcher.pass_env"),
+        ({"env": {"WORLD_SIZE": "9"}}, "env.WORLD_SIZE: the launcher sets WORLD_SIZE for each rank"),
+        ({"env": {"RANK": "3"}}, "env.RANK"),
+        ({"env": {"LOCAL_RANK": "0"}}, "env.LOCAL_RANK"),
+        ({"env": {"MASTER_ADDR": "h"}}, "env.MASTER_ADDR"),
+        ({"env": {"MASTER_PORT": "1"}}, "Set launcher.master_port"),
+        ({"env": {"SLURM_PROCID": "0"}}, "env.SLURM_PROCID"),
+        ({"env": {"DSLAUNCH_RUN_DIR": "/x"}}, "env.DSLAUNCH_RUN_DIR"),
+        ({"env": {"TORCHELASTIC_RUN_ID": "x"}}, "env.TORCHELASTIC_RUN_ID"),
     ],
 )
 def test_an_environment_that_no_shell_takes_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -160,3 +186,59 @@ def test_a_configuration_that_does_not_exist_is_refused() -> None:
 def test_a_given_checkpoint_folder_is_kept_as_given() -> None:
     text = rendered(*LLAMA, "checkpoint.dir=/big disk/c", script="t.py", script_args=["{checkpoint_dir}"])
     assert "'/big disk/c'" in text["rank.sh"]
+
+
+def test_the_environment_keeps_what_is_the_users_affair() -> None:
+    env = {"PATH": "/opt/bin", "LD_PRELOAD": "x.so", "RANKS": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    text = rendered(*LLAMA, "script=t.py", env=env)["env.sh"]
+    assert all(f"export {name}={value}" in text for name, value in env.items())
+
+
+def test_fewer_visible_gpus_than_planned_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env\.CUDA_VISIBLE_DEVICES: names 2 GPUs, the plan uses 8"):
+        rendered(*LLAMA, "script=t.py", env={"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize("limit", ["90", "90:30", "12:00:00", "2-0", "2-00:00", "2-00:00:00", "UNLIMITED"])
+def test_each_of_slurms_time_formats_is_taken(limit: str) -> None:
+    assert f"--time={limit}" in directives(launcher={"slurm": {"time": limit}})
+
+
+def test_sbatch_options_that_only_look_like_the_plans_are_taken() -> None:
+    extra = ["--gres-flags=enforce-binding", "--nodelist=n1", "--gpu-bind=none", "--nice 7"]
+    assert set(extra) <= set(directives(launcher={"slurm": {"sbatch_extra": extra}}))
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ({"module": "a b"}, "module: 'a b' is no module's name"),
+        ({"module": "a..b"}, "no module's name"),
+        ({"module": "-c"}, "no module's name"),
+        ({"module": "a.b", "script": "t.py"}, "are both given"),
+    ],
+)
+def test_a_program_that_cannot_run_is_refused(program: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rendered(*LLAMA, **program)
+
+
+def test_a_timeout_of_more_than_a_week_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"launcher\.timeout_minutes.*10080"):
+        rendered(*LLAMA, "launcher.timeout_minutes=10081")
+
+
+def test_amds_gpus_are_asked_for_and_chosen_by_their_own_names() -> None:
+    words = ["recipe=llama3_8b", "engine=deepspeed", "strategy=zero3_cpu_offload", "script=t.py"]
+    container = ["launcher.container.kind=apptainer", "launcher.container.image=x.sif"]
+    files = rendered(*words, *container, "cluster=8xMI300X", "training.overlap_comm=true")
+    assert "#SBATCH --gres=gpu:8\n" in files["job.sbatch"]
+    assert "apptainer exec --rocm --bind" in files["job.sbatch"]
+    assert "HIP_VISIBLE_DEVICES names ${#visible[@]} GPUs" in files["launch.sh"]
+    assert 'unset HIP_VISIBLE_DEVICES\n      export CUDA_VISIBLE_DEVICES="$chosen"' in files["launch.sh"]
+    zero = json.loads(files["ds_config.json"])["zero_optimization"]
+    assert zero["overlap_comm"] is True
+    assert zero["offload_optimizer"]["pin_memory"] is True
+    nvidia = rendered(*words, *container, "cluster=8xA100")
+    assert "--nv" in nvidia["job.sbatch"]
+    assert "HIP_" not in nvidia["launch.sh"]

@@ -84,3 +84,26 @@ def test_a_folder_that_is_not_as_rendered_is_refused(fault: str, tmp_path: Path)
             (folder / "manifest.json").write_text(json.dumps({**manifest, "schema": "dslaunch.manifest/9"}))
     with pytest.raises(ConfigError, match=message):
         verify(folder)
+
+
+@pytest.mark.parametrize("name", ["rank.sh", "plan.json", "job.sbatch", "env.sh", "ds_config.json", "hostfile"])
+def test_a_file_that_the_manifest_leaves_out_is_refused(name: str, tmp_path: Path) -> None:
+    files = make_files(make_plan(), ds_config_json="{}", hostfile="a slots=2\n")
+    files["ds_config.json"] = files.pop("ds.config.json")
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"]["ds_config.json"] = manifest["files"].pop("ds.config.json")
+    folder = put(tmp_path / "out", {**files, "manifest.json": json.dumps(manifest), "notes.txt": "mine"})
+    assert set(verify(folder)) == set(files)
+    del manifest["files"][name]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / name).write_text("echo changed")
+    with pytest.raises(ConfigError, match=f"manifest.json: does not name {name}"):
+        verify(folder)
+
+
+@pytest.mark.parametrize(("hashes", "message"), [({"rank.sh": 3}, "files.rank.sh is 3"), ([], "files is")])
+def test_a_manifest_of_other_values_is_refused(hashes: object, message: str, tmp_path: Path) -> None:
+    files = make_files(make_plan())
+    files["manifest.json"] = json.dumps({"schema": "dslaunch.manifest/1", "files": hashes})
+    with pytest.raises(ConfigError, match=message):
+        verify(put(tmp_path / "out", files))

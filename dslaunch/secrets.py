@@ -1,0 +1,49 @@
+"""What a secret looks like: the one list, by name of a variable and by shape of a value.
+
+Shapes are those that their issuers document: Hugging Face, GitHub, GitLab, OpenAI and others (sk-), AWS, Slack,
+and a URL with user and password. A value that is expanded from elsewhere (`$NAME`, `<token>`) is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CREDENTIALS")
+"""Of one word of a name: HF_TOKEN and PGPASSWORD, but not TOKENIZERS_PARALLELISM or MAX_TOKENS."""
+_PAIRS = ("API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "AUTH_KEY")
+_POINTERS = frozenset({"PATH", "FILE", "DIR", "NAME", "ID", "LEN", "LENGTH", "COUNT", "SIZE"})
+"""A last word after which the value says where or how many, not what."""
+SHAPES = re.compile(
+    r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
+    r"|glpat-[A-Za-z0-9_-]{20,}|sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|[a-z][a-z0-9+.-]*://[^\s/:@'\"]*:[^\s/@$<{'\"]+@)"
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret, rather than where one is, or how many."""
+    words = name.upper().split("_")
+    secret_word = any(word.endswith(_ENDINGS) for word in words) or any(pair in name.upper() for pair in _PAIRS)
+    return secret_word and words[-1] not in _POINTERS
+
+
+def may_be_secret(value: str) -> bool:
+    """Whether this value of a variable with a secret's name can be one: no number, flag, path or gap to fill."""
+    flag = value.isdecimal() or value.lower() in ("", "true", "false", "none")
+    return not flag and not value.startswith(("<", "/"))
+
+
+def shaped(value: Any, key: str = "") -> Iterator[str]:
+    """The dotted keys under `key` at which a text, or the name of a key, has a secret's shape."""
+    if isinstance(value, str):
+        if SHAPES.search(value):
+            yield key
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from shaped(str(name), key)
+            yield from shaped(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from shaped(item, key)
