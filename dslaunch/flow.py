@@ -73,10 +73,12 @@ def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str], tuple[F
         PlanError: the plan does not fit.
         ConfigError: a rule finds an error in the rendered files.
     """
+    from dslaunch.launch.checks import check_hostfile
     from dslaunch.rules.checking import fails, waive
     from dslaunch.rules.output import format_text
 
     config, plan, prediction = planned(request)
+    check_hostfile(plan, Path.cwd())
     if stopping := refusing(prediction.findings, request.accepted):
         raise PlanError("\n".join(f"{f.rule}: {f.message}; {f.fix}" for f in stopping))
     files, findings = _files(request, config, plan, prediction)

@@ -114,10 +114,7 @@ def flattened(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
 
 def _strategy(recipe: Recipe, source: Source) -> None:
     stage = source.take("zero_optimization.stage") or 0
-    recipe.groups.setdefault("strategy", f"zero{stage or 1}")
-    if stage == 0 and recipe.groups["strategy"] == "zero1":
-        recipe.put("strategy.name", "zero0")
-        recipe.put("strategy.every.zero", 0)
+    recipe.groups.setdefault("strategy", f"zero{stage}")
     take_modes(recipe, source)
     overlap = source.take("zero_optimization.overlap_comm")
     recipe.put("training.overlap_comm", bool(stage == 3 if overlap is None else overlap))

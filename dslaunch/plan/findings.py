@@ -99,6 +99,7 @@ def _choices(config: RunConfig, engine: Engine, found: Evaluated) -> list[Findin
         *_long_sequence(config),
         *_no_program(config, engine),
         *_not_executed_yet(config, engine),
+        *_rates_by_script(config, engine, found),
         *_few_microbatches(found),
     ]
 
@@ -184,6 +185,31 @@ def _no_program(config: RunConfig, engine: Engine) -> list[Finding]:
             message=f"no program: {engine.name} runs a script of yours, and none is named",
             where="script",
             fix="script=train.py -- --its --own args",
+        )
+    ]
+
+
+def _rates_by_script(config: RunConfig, engine: Engine, found: Evaluated) -> list[Finding]:
+    """One engine has one learning rate; its parameter groups are the program's to make."""
+    optimizer = config.training.optimizer
+    own = {
+        name: case.component.lr or optimizer.lr
+        for name, case in found.cases.items()
+        if not case.frozen and (case.component.lr or optimizer.lr) != optimizer.lr
+    }
+    if not own or engine.per_component or config.module == RUNTIME:
+        return []
+    shown = ", ".join(f"{name} {rate:g}" for name, rate in own.items())
+    return [
+        Finding(
+            rule="learning-rate.script",
+            severity="wrong",
+            message=(
+                f"learning rates of their own ({shown}; the rest {optimizer.lr:g}) are in plan.json alone: "
+                f"{engine.name} has one for the whole model"
+            ),
+            where=f"model.components.{next(iter(own))}.lr",
+            fix="let the script make a parameter group for each component, from plan.json (DSLAUNCH_PLAN)",
         )
     ]
 

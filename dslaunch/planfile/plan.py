@@ -62,7 +62,7 @@ class ClusterPlan:
     gpu: str
     """The GPU's full name, such as A100-SXM4-80GB, or CPU."""
     accelerator: str
-    """cuda | cpu"""
+    """cuda | rocm | cpu"""
     nodes: int
     gpus_per_node: int
     local: bool

@@ -91,7 +91,7 @@ class Prediction:
     hfu: float
     """The same with recomputed FLOPs counted."""
     bubble: float
-    """Share of the step in which the trunk's pipeline idles."""
+    """Share of the trunk's part of the step in which its stages idle."""
     usd_per_step: float | None
     """Price of a step, US dollars; None where the cluster file has no price."""
     band: str
