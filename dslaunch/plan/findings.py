@@ -203,7 +203,7 @@ def _rates_by_script(config: RunConfig, engine: Engine, found: Evaluated) -> lis
     return [
         Finding(
             rule="learning-rate.script",
-            severity="wrong",
+            severity="info",
             message=(
                 f"learning rates of their own ({shown}; the rest {optimizer.lr:g}) are in plan.json alone: "
                 f"{engine.name} has one for the whole model"

@@ -41,7 +41,7 @@ _REPEATED: tuple[tuple[str, Severity, str], ...] = (
     ("autotp.script", "info", "AutoTP's ranks need the same samples, and a model that it knows how to cut."),
     ("ulysses.script", "info", "Ulysses leaves cutting sequences, and attention over them, to the script."),
     ("activation-checkpointing.script", "info", "Only a script that calls deepspeed.checkpointing reads it."),
-    ("learning-rate.script", "wrong", "Learning rates per component that only the user's script can apply."),
+    ("learning-rate.script", "info", "Learning rates per component that only the user's script can apply."),
     ("huggingface.arguments", "info", "The Trainer must get the arguments that the plan was made for."),
 )
 for _row in _REPEATED:

@@ -55,7 +55,7 @@ class SlurmCluster:
         """Ids of the jobs that are waiting or running."""
         return self.run("squeue", "--noheader", "--format", "%A").split()
 
-    def wait_for_idle(self, limit_s: float = 60.0) -> None:
+    def wait_for_idle(self, limit_s: float = 180.0) -> None:
         """Until no job is left and every node takes work again."""
         _until(lambda: not self.queue() and _all_idle(self), limit_s, lambda: self.run("squeue", "--long"))
 

@@ -138,6 +138,8 @@ def test_a_submission_returns_at_once(home: Path, start: Start, slurm: SlurmClus
     job = slurm.job(state.slurm_job)
     nodes = job["NumNodes"].partition("-")[0]  # a job that waits shows its least and its most
     assert (nodes, job["NumTasks"], job["TresPerNode"]) == ("8", "64", "gres:gpu:8")
+    # A job that is cancelled while its node is starting it completes minutes later.
+    _wait_until(lambda: bool(list(home.glob("runs/*/up"))))
 
 
 def test_a_rank_that_fails_fails_the_job(home: Path, start: Start) -> None:
