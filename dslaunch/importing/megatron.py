@@ -16,7 +16,7 @@ from dslaunch.importing.megatron_model import take_decoder
 from dslaunch.importing.megatron_training import take_data, take_layout, take_training
 from dslaunch.importing.megatron_words import CommandLine, command_line
 from dslaunch.importing.recipe import Recipe, begun
-from dslaunch.importing.taken import megatron_value, newest_megatron
+from dslaunch.importing.taken import default_megatron, megatron_value
 from dslaunch.importing.writing import yaml_text
 
 _COMPONENT = "llm"
@@ -125,7 +125,7 @@ def _engine(recipe: Recipe, flags: Flags) -> None:
 
 def _extra(recipe: Recipe, flags: Flags) -> None:
     """What is left goes to engine.extra where the renderer takes it, else into a note with its reason."""
-    version = str(recipe.get("engine.version") or newest_megatron())
+    version = str(recipe.get("engine.version") or default_megatron())
     kept: dict[str, Any] = {f.removeprefix("--"): v for f, v in _DEFAULTS_KEPT.items() if f not in flags.left}
     for flag, values in flags.left.items():
         key = flag.removeprefix("--")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dslaunch.engines.catalogue import megatron_arguments, megatron_versions
 from dslaunch.engines.deepspeed_keys import newest
-from dslaunch.errors import ConfigError
-from dslaunch.render.extra import merge_deepspeed, merge_megatron
+from dslaunch.engines.megatron_catalogue import megatron_catalogue, megatron_versions
+from dslaunch.engines.registry import ENGINES
+from dslaunch.errors import ConfigError, listed
+from dslaunch.render.extra import merge_deepspeed
+from dslaunch.render.megatron_flags import merge_extra
 
 
 def deepspeed_refusal(nested: dict[str, Any], version: str) -> str:
@@ -29,21 +31,23 @@ def megatron_value(flag: str, values: tuple[str, ...], version: str) -> Any:
     Raises:
         ConfigError: the flag is not taken, or not with these values; the message is the reason alone.
     """
-    name = flag.removeprefix("--")
-    argument = megatron_arguments(version).get(flag)
+    if version not in megatron_versions():
+        raise ConfigError(f"engine.version is {version!r}; known are {listed(megatron_versions())}")
+    name, catalogue = flag.removeprefix("--"), megatron_catalogue(version)
+    argument = catalogue.arguments.get(flag)
     convert: Any = {"int": int, "float": float}.get(argument.type if argument else "", str)
     try:
         typed = [convert(value) for value in values]
         value: Any = True if not typed else typed[0] if len(typed) == 1 else typed
-        merge_megatron({}, {name: value}, version)
+        merge_extra({}, {name: value}, catalogue)
     except ValueError as error:
         raise ConfigError(_reason(error, " Write a flag without")) from error
     return value
 
 
-def newest_megatron() -> str:
-    """The newest version that there is a catalogue of."""
-    return megatron_versions()[-1]
+def default_megatron() -> str:
+    """The version of Megatron that a recipe without engine.version is rendered for."""
+    return ENGINES["megatron"].versions[0]
 
 
 def _reason(error: Exception, tail: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from dslaunch.engines.catalogue import Argument, megatron_arguments
 from dslaunch.engines.deepspeed_keys import Key, Section, rejects_unknown, table
 from dslaunch.errors import ConfigError, listed, nearest
 
@@ -44,49 +42,6 @@ DEEPSPEED_DECIDED = {
     "data_parallel_size": "strategy.COMPONENT.dp",
 }
 """DeepSpeed's keys that the plan decides, and the key of dslaunch that sets each."""
-
-MEGATRON_DECIDED = {
-    "--tensor-model-parallel-size": "strategy.COMPONENT.tp",
-    "--pipeline-model-parallel-size": "strategy.COMPONENT.pp",
-    "--num-virtual-stages-per-pipeline-rank": "strategy.COMPONENT.vpp",
-    "--num-layers-per-virtual-pipeline-stage": "strategy.COMPONENT.vpp",
-    "--pipeline-model-parallel-layout": "strategy.COMPONENT.layers_per_stage",
-    "--decoder-first-pipeline-num-layers": "strategy.COMPONENT.layers_per_stage",
-    "--decoder-last-pipeline-num-layers": "strategy.COMPONENT.layers_per_stage",
-    "--context-parallel-size": "strategy.COMPONENT.cp",
-    "--expert-model-parallel-size": "strategy.COMPONENT.ep",
-    "--use-distributed-optimizer": "strategy.COMPONENT.zero",
-    "--sequence-parallel": "training.sequence_parallel",
-    "--micro-batch-size": "training.micro_batch",
-    "--global-batch-size": "training.global_batch",
-    "--seq-length": "training.seq_len",
-    "--bf16": "training.precision",
-    "--fp16": "training.precision",
-    "--train-iters": "training.steps",
-    "--seed": "training.seed",
-    "--clip-grad": "training.clip",
-    "--lr": "training.optimizer.lr",
-    "--min-lr": "training.optimizer.min_lr",
-    "--lr-decay-style": "training.optimizer.schedule",
-    "--lr-warmup-iters": "training.optimizer.warmup_steps",
-    "--weight-decay": "training.optimizer.weight_decay",
-    "--recompute-granularity": "strategy.COMPONENT.recompute",
-    "--recompute-activations": "strategy.COMPONENT.recompute",
-    "--num-layers": "model.components.COMPONENT.layers",
-    "--hidden-size": "model.components.COMPONENT.hidden",
-    "--ffn-hidden-size": "model.components.COMPONENT.ffn",
-    "--num-attention-heads": "model.components.COMPONENT.heads",
-    "--num-query-groups": "model.components.COMPONENT.kv_heads",
-    "--padded-vocab-size": "model.components.COMPONENT.vocab",
-    "--data-path": "data.path",
-    "--save": "checkpoint.dir",
-    "--save-interval": "checkpoint.every",
-    "--load": "checkpoint.load",
-    "--distributed-timeout-minutes": "launcher.timeout_minutes",
-}
-"""Megatron's flags that the plan decides, and the key of dslaunch that sets each."""
-
-_NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
 def merge_deepspeed(config: Mapping[str, Any], extra: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -161,62 +116,3 @@ def _known(section: Section, name: str, dotted: str, version: str) -> Key:
             f"engine.version={found.since} or newer, or take it out"
         )
     return found
-
-
-def merge_megatron(
-    flags: Mapping[str, tuple[str, ...]], extra: Mapping[str, Any], version: str
-) -> dict[str, tuple[str, ...]]:
-    """`flags` (flag -> its values as shell words) with `extra` (flag without dashes -> value) laid over it.
-
-    Raises:
-        ConfigError: a flag that Megatron does not know, a value that it would refuse, or a flag that the plan
-            decides.
-    """
-    known = megatron_arguments(version)
-    merged = dict(flags)
-    for name, value in extra.items():
-        flag = f"--{name}"
-        if decider := MEGATRON_DECIDED.get(flag):
-            raise ConfigError(f"engine.extra.{name}: the plan decides this flag. Set {decider} instead")
-        if flag not in known:
-            names = [each.removeprefix("--") for each in known]
-            raise ConfigError(
-                f"engine.extra.{name}: Megatron-LM core {version} has no flag {flag}; its parser would stop."
-                f"{nearest(name, names)} Write a flag without its leading dashes, such as "
-                "engine.extra.log-params-norm=true"
-            )
-        merged[flag] = tuple(shlex.quote(text) for text in _values(name, value, known[flag]))
-    return merged
-
-
-def _values(name: str, value: Any, argument: Argument) -> list[str]:
-    if argument.nargs == "0":
-        if value is not True:
-            raise ConfigError(
-                f"engine.extra.{name} is {value!r}: the flag takes no value. Write true, or leave the key out"
-            )
-        return []
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    exact = {"": 1, "*": None, "+": None}.get(argument.nargs, argument.nargs)
-    if exact is not None and len(values) != int(exact):
-        raise ConfigError(
-            f"engine.extra.{name} is {value!r}: Megatron takes {exact} value(s) here, not {len(values)}"
-        )
-    for each in values:
-        _check_value(name, each, argument)
-    return [str(each) for each in values]
-
-
-def _check_value(name: str, value: Any, argument: Argument) -> None:
-    numbers = _NUMBERS.get(argument.type)
-    if numbers and type(value) not in numbers:
-        raise ConfigError(
-            f"engine.extra.{name} is {value!r}: Megatron takes a number of type {argument.type}"
-        )
-    if argument.choices and value not in argument.choices:
-        raise ConfigError(
-            f"engine.extra.{name} is {value!r}: allowed are {listed(argument.choices)}."
-            f"{nearest(str(value), map(str, argument.choices))}"
-        )
-    if isinstance(value, bool | dict) or value is None or "\n" in str(value):
-        raise ConfigError(f"engine.extra.{name} is {value!r}: one line of text or a number is expected")

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from dslaunch.engines.deepspeed_keys import newest
+from dslaunch.engines.megatron_catalogue import megatron_catalogue
 from dslaunch.errors import ConfigError
-from dslaunch.render.extra import merge_deepspeed, merge_megatron
+from dslaunch.render.extra import merge_deepspeed
+from dslaunch.render.megatron_flags import merge_extra
 from tests.golden.cases import rendered
 
 BASE: dict[str, Any] = {
@@ -125,10 +127,10 @@ def test_every_section_of_the_catalogue_is_reachable() -> None:
 
 
 def test_megatron_flags_by_name_with_their_values() -> None:
-    merged = merge_megatron(
+    merged = merge_extra(
         {"--log-interval": ("1",)},
         {"log-params-norm": True, "log-interval": 5, "offload-modules": ["attn", "mlp"], "wandb-project": "a b"},
-        "0.16.0",
+        megatron_catalogue("0.16.0"),
     )
     assert merged == {
         "--log-interval": ("5",),
@@ -152,13 +154,8 @@ def test_megatron_flags_by_name_with_their_values() -> None:
 )
 def test_a_megatron_flag_that_its_parser_would_refuse(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.extra") as caught:
-        merge_megatron({}, extra, "0.16.0")
+        merge_extra({}, extra, megatron_catalogue("0.16.0"))
     assert message in str(caught.value)
-
-
-def test_an_unknown_megatron_version_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"engine.version is '0.3.0'.*0\.16"):
-        merge_megatron({}, {"log-params-norm": True}, "0.3.0")
 
 
 def test_it_reaches_the_rendered_file() -> None:
