@@ -33,7 +33,7 @@ def check_program(config: RunConfig) -> None:
     if config.script and config.module:
         raise ConfigError(
             f"module: {config.module!r} and script: {config.script!r} are both given; one program runs. "
-            "Take one of them out"
+            "Take one of them out: module= or script= on the command line leaves it empty"
         )
     if config.module and not all(part.isidentifier() for part in config.module.split(".")):
         raise ConfigError(

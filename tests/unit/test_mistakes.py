@@ -54,6 +54,7 @@ MISTAKES = [
     ("plan recipe=vla70b cluster=\u0666\u0664xA100", 2, ["no such cluster"]),
     ("plan recipe=llama3_8b engine.extra.foo=1", 2, ["engine.extra.foo", "silently ignore"]),
     ("launch out --dry-run -- a b", 2, ["launched as it is"]),
+    ("recipe=vla_tiny cluster=local script=x.py", 2, ["both given", "module= or script= on the command line"]),
     ("check recipe=vla70b somefile", 2, ["found both"]),
     ("check recipe=vla70b --fail-on nope", 2, ["--fail-on 'nope'"]),
     (f"{VLA} stray", 2, ["'stray' is not KEY=VALUE"]),
