@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
+from dslaunch.hardware.software import OF_ENGINE, Software
 from dslaunch.model.activations import Pass
 from dslaunch.model.params import Counts, counts, trained_layers
 from dslaunch.model.tokens import Reads, own_tokens, reads
@@ -23,6 +24,7 @@ class Case:
     name: str
     layout: Layout
     grad_accum_dtype: str
+    software: Software
 
     @property
     def component(self) -> Component:
@@ -143,10 +145,19 @@ class Case:
 
 
 def cases(
-    config: RunConfig, engine: Engine, layouts: Mapping[str, Layout], grad_accum_dtype: str
+    config: RunConfig,
+    engine: Engine,
+    layouts: Mapping[str, Layout],
+    grad_accum_dtype: str,
+    software: Software | None = None,
 ) -> dict[str, Case]:
-    """A case for each component."""
-    return {n: Case(config, engine, n, layout, grad_accum_dtype) for n, layout in layouts.items()}
+    """A case for each component.
+
+    Args:
+        software: what runs; the engine's usual layers where it is None.
+    """
+    runs = software or OF_ENGINE[engine.name]
+    return {n: Case(config, engine, n, layout, grad_accum_dtype, runs) for n, layout in layouts.items()}
 
 
 def _upstream(config: RunConfig, name: str) -> set[str]:

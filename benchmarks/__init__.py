@@ -1,0 +1,1 @@
+"""Predictions held against published runs. Nothing in the package `dslaunch` imports this one."""
