@@ -1,0 +1,48 @@
+"""Bands around predictions: within which most published runs of a kind have been."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.errors import Error
+
+_SHARE = 0.9
+
+
+def bands(found: Sequence[Error]) -> dict[str, dict[str, dict[str, float]]]:
+    """By figure (memory, time) and software family: shares of the prediction.
+
+    `low` and `high` leave 5 % of the runs outside on either side, each source weighing as much as any other:
+    measured is expected in [low, high] x predicted; `runs` and `sources` say how many they rest on.
+    """
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for kind in ("memory", "time"):
+        of_kind = [error for error in found if error.kind == kind and error.record.quality == "A"]
+        families = sorted({error.family for error in of_kind})
+        result[kind] = {family: _band([e for e in of_kind if e.family == family]) for family in families}
+    return result
+
+
+def _band(errors: Sequence[Error]) -> dict[str, float]:
+    sources: dict[str, int] = {}
+    for error in errors:
+        sources[error.record.source.title] = sources.get(error.record.source.title, 0) + 1
+    ratios = sorted((e.measured / e.predicted, 1 / sources[e.record.source.title]) for e in errors)
+    tail = (1 - _SHARE) / 2
+    return {
+        "low": round(_weighted(ratios, tail), 3),
+        "high": round(_weighted(ratios, 1 - tail), 3),
+        "share": _SHARE,
+        "runs": len(ratios),
+        "sources": len(sources),
+    }
+
+
+def _weighted(ratios: Sequence[tuple[float, float]], share: float) -> float:
+    """The value below which `share` of the weight lies."""
+    below, total = 0.0, sum(weight for _, weight in ratios)
+    for value, weight in ratios:
+        below += weight
+        if below >= share * total:
+            return value
+    return ratios[-1][0]

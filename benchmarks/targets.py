@@ -1,0 +1,89 @@
+"""What is to be reached, and what is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.crossval import Held, all_errors
+from benchmarks.errors import Error
+from benchmarks.regret import sweeps
+from benchmarks.statistics import over_sources, summary
+
+_ALLOCATOR = ("allocated", "reserved")
+_CALIBRATED_GPUS = ("A100", "A100-80GB", "A100-40GB", "H100-80GB", "H100-96GB")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One row of the table: shares, smaller is better unless `at_least`."""
+
+    name: str
+    wanted: float
+    reached: float | None
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        if self.reached is None:
+            return False
+        return self.reached >= self.wanted if self.at_least else self.reached <= self.wanted
+
+
+def targets(held: Sequence[Held]) -> list[Target]:
+    """Every target with what cross-validation reaches."""
+    found = all_errors(held)
+    graded = [error for error in found if error.record.quality == "A"]
+    memory = [e for e in graded if e.kind == "memory" and e.quantity in _ALLOCATOR]
+    peak, simumax = over_sources(memory), summary(e for e in memory if "SimuMax" in e.record.source.title)
+    return [
+        Target("peak memory, median", 0.03, peak and peak.median),
+        Target("peak memory, mean", 0.06, peak and peak.mean),
+        Target("peak memory, 90th percentile", 0.12, peak and peak.p90),
+        Target("peak memory of SimuMax's rows, mean", 0.014, simumax and simumax.mean),
+        Target("fits facts called fitting", 0.97, _share(held, _fits, lambda h: h.predicted.fits), at_least=True),
+        Target("OOM facts called OOM", 0.90, _share(held, _oom, lambda h: not h.predicted.fits), at_least=True),
+        *_time(found, graded),
+        *_regrets(held),
+        Target("records refused", 0.05, statistics.fmean(h.predicted.refused is not None for h in held)),
+    ]
+
+
+def _time(found: Sequence[Error], graded: Sequence[Error]) -> list[Target]:
+    usual = over_sources(
+        e for e in graded
+        if e.kind == "time" and e.record.category == "pretrain" and e.record.gpu.type in _CALIBRATED_GPUS
+    )  # fmt: skip
+    other = over_sources(
+        e for e in graded if e.kind == "time" and e.record.gpu.type not in _CALIBRATED_GPUS
+    )  # fmt: skip
+    calculon = summary(e for e in found if e.kind == "time" and "calculon" in e.record.source.title)
+    vtrain = summary(e for e in found if e.kind == "time" and "multi-node validation" in e.record.source.title)
+    return [
+        Target("step time, A100 and H100 pretraining, mean", 0.08, usual and usual.mean),
+        Target("step time of calculon's rows, mean", 0.0365, calculon and calculon.mean),
+        Target("step time, vTrain's multi-node rows, mean", 0.10, vtrain and vtrain.mean),
+        Target("step time on other GPUs, mean", 0.15, other and other.mean),
+    ]
+
+
+def _regrets(held: Sequence[Held]) -> list[Target]:
+    found = [sweep.regret for sweep in sweeps(held)]
+    return [
+        Target("regret on published sweeps, mean", 0.02, statistics.fmean(found) if found else None),
+        Target("regret on published sweeps, worst", 0.08, max(found, default=None)),
+    ]
+
+
+def _share(held: Sequence[Held], fact: Callable[[Held], bool], called: Callable[[Held], object]) -> float | None:
+    known = [bool(called(h)) for h in held if fact(h) and h.predicted.refused is None]
+    return statistics.fmean(known) if known else None
+
+
+def _fits(held: Held) -> bool:
+    return "fits" in held.record.tags and held.record.quality == "A"
+
+
+def _oom(held: Held) -> bool:
+    return bool(held.record.measured.oom)
