@@ -1,8 +1,8 @@
 """`python -m benchmarks.accuracy`: how far predictions are from published runs, cross-validated.
 
-    python -m benchmarks.accuracy                  the whole report
-    python -m benchmarks.accuracy --targets        the table of targets alone
-    python -m benchmarks.accuracy --write          docs/accuracy.md, its plots, and the bands that plans print
+python -m benchmarks.accuracy                  the whole report
+python -m benchmarks.accuracy --targets        the table of targets alone
+python -m benchmarks.accuracy --write          docs/accuracy.md, its plots, and the bands that plans print, too
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ _GROUPS: dict[str, Callable[[Record], str]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report, or write the page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--targets", action="store_true", help="the table of targets alone")
-    parser.add_argument("--write", action="store_true", help="write docs/accuracy.md, its plots, and the bands")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/accuracy.md, its plots, and the bands"
+    )
     asked = parser.parse_args(arguments)
     held = held_out(published())
     if asked.write:
         page.write(held)
-        return 0
     lines = target_lines(held)
     print("\n".join(lines if asked.targets else [*lines, *report_lines(held)]))
     return 0
@@ -50,12 +53,14 @@ def target_lines(held: Sequence[Held]) -> list[str]:
     for target in targets(held):
         reached = "-" if target.reached is None else f"{target.reached:.1%}"
         sign = ">=" if target.at_least else "<="
-        lines.append(f"{target.name:46} {reached:>7}   {sign} {target.wanted:6.2%}   {'' if target.met else 'missed'}")
+        lines.append(
+            f"{target.name:46} {reached:>7}   {sign} {target.wanted:6.2%}   {'' if target.met else 'missed'}"
+        )
     return lines
 
 
 def report_lines(held: Sequence[Held]) -> list[str]:
-    """The errors by source, GPU, framework and kind, what fits, regret, peers, and the worst with their ledgers."""
+    """Errors by source, GPU, framework and kind; what fits, regret, peers, and the worst with their ledgers."""
     found = all_errors(held)
     lines: list[str] = []
     for kind in ("memory", "time"):
@@ -86,11 +91,14 @@ def _confusion(held: Sequence[Held]) -> list[str]:
     for fact in ("fits", "oom"):
         known = [
             h for h in held
-            if h.predicted.refused is None and (bool(h.record.measured.oom) if fact == "oom" else fact in h.record.tags)
+            if h.predicted.refused is None
+            and (bool(h.record.measured.oom) if fact == "oom" else fact in h.record.tags)
         ]  # fmt: skip
         right = [h for h in known if h.predicted.fits == (fact == "fits")]
         wrong = [h.record.id for h in known if h not in right]
-        lines.append(f"{fact:5} {len(right)} of {len(known)} called so; wrong: {', '.join(wrong[:40]) or 'none'}")
+        lines.append(
+            f"{fact:5} {len(right)} of {len(known)} called so; wrong: {', '.join(wrong[:40]) or 'none'}"
+        )
     return lines
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.flops_kinds import measured_step_s
 from benchmarks.predict import Predicted
 from benchmarks.records import Record
-from benchmarks.settings import family_of, world_size
+from benchmarks.settings import family_of, setting
 
 Kind = Literal["memory", "time"]
 _GB_IN_GIB = 1e9 / 2**30
@@ -21,7 +22,7 @@ class Error:
     record: Record
     kind: Kind
     quantity: str
-    """The figure that was printed: `allocated`, `reserved`, ... or `step_time_s`, `tflops_per_gpu`, ..."""
+    """Which figure it is: `allocated`, `reserved`, `nvidia_smi`, `as_printed`, or `step time`."""
     predicted: float
     measured: float
     """GiB, or seconds of a step: other speeds are turned into the step time that they mean."""
@@ -38,17 +39,16 @@ class Error:
 
 
 def errors(record: Record, predicted: Predicted) -> Iterator[Error]:
-    """The figures that both have: memory, and the first that is printed of the speeds."""
+    """The figures that both have: memory, and the step time that the printed speed means."""
     if predicted.refused is not None:
         return
     memory = measured_gib(record)
     if memory is not None and predicted.peak_memory_gib is not None:
         kind = record.measured.memory_class or "as_printed"
         yield Error(record, "memory", kind, predicted.peak_memory_gib, memory)
-    if predicted.step_time_s is not None:
-        found = _step_s(record, predicted)
-        if found is not None:
-            yield Error(record, "time", found[0], predicted.step_time_s, found[1])
+    step = measured_step_s(record, next(iter(setting(record).cases.values())))
+    if step is not None and predicted.step_time_s is not None:
+        yield Error(record, "time", "step time", predicted.step_time_s, step)
 
 
 def measured_gib(record: Record) -> float | None:
@@ -59,27 +59,3 @@ def measured_gib(record: Record) -> float | None:
     unit = (measured.peak_memory_unit or "GiB").strip('" ')
     decimal = unit.startswith("GB") and "MiB" not in unit
     return measured.peak_memory_gb * (_GB_IN_GIB if decimal else 1.0)
-
-
-def _step_s(record: Record, predicted: Predicted) -> tuple[str, float] | None:
-    """(which figure was printed, the step time that it means): predicted time times predicted over printed speed."""
-    measured, step = record.measured, predicted.step_time_s
-    assert step is not None
-    if measured.step_time_s:
-        return "step_time_s", measured.step_time_s
-    gpus = world_size(record)
-    speeds = {
-        "tokens_per_sec_per_gpu": (measured.tokens_per_sec_per_gpu, predicted.tokens_per_s_per_gpu),
-        "tflops_per_gpu": (measured.tflops_per_gpu, predicted.tflops_per_gpu),
-        "samples_per_sec": (
-            measured.samples_per_sec,
-            predicted.tokens_per_s_per_gpu * gpus / record.seq_len
-            if predicted.tokens_per_s_per_gpu and record.seq_len
-            else None,
-        ),
-    }
-    for name, (printed, foreseen) in speeds.items():
-        if printed and foreseen:
-            return name, step * foreseen / printed
-    return None
-

@@ -1,4 +1,4 @@
-"""docs/accuracy.md with its plots, and the bands that plans print: made by `python -m benchmarks.accuracy --write`."""
+"""docs/accuracy.md with its plots, and the bands that plans print: `python -m benchmarks.accuracy --write`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.errors import Error
 from benchmarks.regret import sweeps
 from benchmarks.statistics import by, over_sources, source_of, summary
 from benchmarks.targets import targets
+from dslaunch.hardware.efficiency import BANDS
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "accuracy.md"
 _PLOTS = _ROOT / "docs" / "accuracy"
-BANDS = _ROOT / "dslaunch" / "hardware" / "tables" / "bands.json"
 
 
 def write(held: Sequence[Held]) -> None:
@@ -37,10 +37,10 @@ def _lines(held: Sequence[Held], found: Sequence[Error]) -> list[str]:
         "# How far predictions are from published runs",
         "",
         "Made by `python -m benchmarks.accuracy --write`. Every figure is cross-validated: what one repository or",
-        "paper printed is predicted from tables that were calibrated on the others. Errors are shares of what was",
-        "measured; they are taken per source and then averaged over sources, so that no large source hides the",
-        "others. `python -m benchmarks.accuracy` prints more: by GPU, framework and kind, peers, and the worst rows",
-        "with their ledgers.",
+        "paper printed is predicted from tables that were calibrated on the others. Errors are shares of what",
+        "was measured; they are taken per source and then averaged over sources, so that no large source hides",
+        "the others. `python -m benchmarks.accuracy` prints more: by GPU, framework, kind, peers, and the worst",
+        "rows with their ledgers.",
         "",
         *_targets(held),
         "",
@@ -76,7 +76,9 @@ def _targets(held: Sequence[Held]) -> list[str]:
     for target in targets(held):
         reached = "-" if target.reached is None else f"{target.reached:.1%}"
         sign = "at least " if target.at_least else ""
-        lines.append(f"| {target.name} | {reached}{'' if target.met else ' (missed)'} | {sign}{target.wanted:.3g} |")
+        lines.append(
+            f"| {target.name} | {reached}{'' if target.met else ' (missed)'} | {sign}{target.wanted:.2%} |"
+        )
     return lines
 
 

@@ -22,7 +22,11 @@ def predicted_against_measured(errors: Sequence[Error], file: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6.4, 6.0), layout="constrained")
     for family, group in sorted(_by_family(errors).items()):
         axes.loglog(
-            [e.measured for e in group], [e.predicted for e in group], ".", label=f"{family} ({len(group)})", alpha=0.6
+            [e.measured for e in group],
+            [e.predicted for e in group],
+            ".",
+            label=f"{family} ({len(group)})",
+            alpha=0.6,
         )
     ends = [min(e.measured for e in errors), max(e.measured for e in errors)]
     axes.loglog(ends, ends, color="black", linewidth=0.8)
@@ -41,7 +45,9 @@ def error_distribution(errors: Sequence[Error], file: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")
     for family, group in sorted(_by_family(errors).items()):
         sizes = sorted(abs(e.relative) for e in group)
-        axes.step([100 * s for s in sizes], [100 * (i + 1) / len(sizes) for i in range(len(sizes))], label=family)
+        axes.step(
+            [100 * s for s in sizes], [100 * (i + 1) / len(sizes) for i in range(len(sizes))], label=family
+        )
     axes.set_xlim(0, 50)
     axes.set_xlabel("error, % of what was measured")
     axes.set_ylabel("runs within it, %")

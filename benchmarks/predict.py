@@ -1,6 +1,7 @@
 """`python -m benchmarks.predict FILE`: a JSON line for each record of the file, on standard output.
 
-The shipped tables are used as they are; `python -m benchmarks.accuracy` is the one that holds sources out.
+The shipped tables are used as they are; `python -m benchmarks.accuracy` is the one that holds sources out. Records
+whose id stands in data/mends.yaml are mended first.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.records import Record, read
+from benchmarks import torch_family
+from benchmarks.flops_kinds import step_flops
+from benchmarks.records import MENDS, Record, read
 from benchmarks.settings import Missing, Setting, setting, world_size
-from dslaunch.hardware.efficiency import UNCALIBRATED, Efficiency
-from dslaunch.plan.memory import overhead_gib, stage_memory
+from dslaunch.hardware.efficiency import SHIPPED, Tables
+from dslaunch.plan.case import Case
+from dslaunch.plan.memory import overhead_gib, reserved_gib, stage_memory
 from dslaunch.plan.time import step_time
 
 
@@ -27,13 +31,13 @@ class Predicted:
     """allocated, reserved or nvidia_smi: which figure peak_memory_gib is."""
     step_time_s: float | None = None
     tflops_per_gpu: float | None = None
-    """Model FLOPs, or hardware FLOPs where the record counts those."""
+    """FLOPs as the record's source counts them."""
     tokens_per_s_per_gpu: float | None = None
     fits: bool | None = None
     refused: str | None = None
 
 
-def predict(record: Record, tables: Efficiency = UNCALIBRATED) -> Predicted:
+def predict(record: Record, tables: Tables = SHIPPED) -> Predicted:
     """The prediction for one record; refused where it lacks a fact that nobody could guess."""
     try:
         found = setting(record)
@@ -43,7 +47,7 @@ def predict(record: Record, tables: Efficiency = UNCALIBRATED) -> Predicted:
     peak = peak_gib(found, kind)
     time = step_time(found.cases, tables)
     gpus, training = world_size(record), found.config.training
-    flops = time.hardware_flops if "hardware" in (record.measured.tflops_kind or "") else time.model_flops
+    flops = step_flops(record, next(iter(found.cases.values())))
     return Predicted(
         record.id,
         peak_memory_gib=peak,
@@ -51,27 +55,57 @@ def predict(record: Record, tables: Efficiency = UNCALIBRATED) -> Predicted:
         step_time_s=time.step_s,
         tflops_per_gpu=flops / time.step_s / gpus / 1e12,
         tokens_per_s_per_gpu=training.global_batch * training.seq_len / time.step_s / gpus,
-        fits=peak_gib(found, "nvidia_smi") < found.config.cluster.gpu.memory_gib,
+        fits=fits(found),
     )
+
+
+def fits(found: Setting) -> bool:
+    """Whether what is allocated fits beside the device's context: the allocator gives freed blocks back first."""
+    first = next(iter(found.cases.values()))
+    overhead = overhead_gib(first, found.config.cluster.world_size)
+    return peak_gib(found, "allocated") + overhead < found.config.cluster.gpu.memory_gib
 
 
 def memory_kind(record: Record) -> str:
     """The figure that the record's memory is; `allocated` where it prints none."""
-    kind = record.measured.memory_class or "allocated"
+    kind = torch_family.memory_kind(record) or record.measured.memory_class or "allocated"
     return "reserved" if kind == "as_printed" else kind
 
 
 def peak_gib(found: Setting, kind: str) -> float:
-    """The fullest rank's memory in GiB: allocated, reserved, or what nvidia-smi shows."""
+    """Memory of the rank that was measured, else of the fullest: allocated, reserved, or what nvidia-smi shows."""
+    of = stage_gib if kind == "allocated" else reserved_gib
     stages = [
-        sum(stage_memory(case, min(stage, case.layout.pp - 1)).total for case in found.cases.values())
+        sum(of(case, min(stage, case.layout.pp - 1)) for case in found.cases.values())
         for stage in range(max(case.layout.pp for case in found.cases.values()))
     ]
-    allocated = max(stages)
-    if kind == "allocated":
-        return allocated
+    peak = stages[-1] if "LAST global rank" in (found.record.measured.peak_memory_kind or "") else max(stages)
+    if kind != "nvidia_smi":
+        return peak
     first = next(iter(found.cases.values()))
-    return allocated / 0.94 + (overhead_gib(first, found.config.cluster.world_size) if kind == "nvidia_smi" else 0)
+    return peak + overhead_gib(first, found.config.cluster.world_size)
+
+
+def stage_gib(case: Case, stage: int) -> float:
+    """Allocated on a rank of the stage at the fullest moment."""
+    return stage_memory(case, stage).total
+
+
+def ledger(record: Record, kind: str, tables: Tables = SHIPPED) -> str:
+    """The terms of a prediction in words, the largest first: of the fullest stage, or of the slowest."""
+    run = setting(record)
+    if kind == "memory":
+        stages = [
+            vars(stage_memory(case, stage)) for case in run.cases.values() for stage in range(case.layout.pp)
+        ]
+        terms = max(stages, key=lambda stage: stage["total"])
+    else:
+        found = [stage for stages in step_time(run.cases, tables).stages.values() for stage in stages]
+        terms = max(found, key=lambda stage: sum(stage.values()))
+    rows = sorted(
+        ((value, name) for name, value in terms.items() if name != "total" and value > 0), reverse=True
+    )
+    return ", ".join(f"{name} {value:.4g}" for value, name in rows)
 
 
 def main(arguments: list[str]) -> int:
@@ -80,7 +114,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m benchmarks.predict FILE", file=sys.stderr)
         return 2
     try:
-        records = read(Path(arguments[0]))
+        records = read(Path(arguments[0]), MENDS)
     except (OSError, ValueError) as error:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return 2

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 DATA = Path(__file__).parent / "data"
 RUNS = DATA / "published_runs.json"
+MENDS = DATA / "mends.yaml"
 
 
 class _Part(BaseModel):
@@ -131,7 +132,7 @@ def read(file: Path, mends: Path | None = None) -> list[Record]:
 
 def published() -> list[Record]:
     """The published runs, mended."""
-    return read(RUNS, DATA / "mends.yaml")
+    return read(RUNS, MENDS)
 
 
 def _record(row: dict[str, Any]) -> Record:

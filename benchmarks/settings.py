@@ -6,30 +6,32 @@ each with the reason beside it. Where a fact is missing without which nobody cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import yaml
 
+from benchmarks import habits, known, megatron, torch_family
 from benchmarks.records import Record
 from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.registry import ENGINES
-from dslaunch.hardware.software import Family, Fp8, Software
+from dslaunch.hardware.software import Family, Software
 from dslaunch.paths import data_root
 from dslaunch.plan.case import Case, cases
+from dslaunch.plan.memory import overhead_gib, reserved_gib
 from dslaunch.schema.config import RunConfig
 
 _GPU_FILES = {
     "A100": "A100-80GB", "B200": "B200-180GB", "B300": "B300-270GB", "GB200": "GB200-NVL72",
-    "GB300": "GB300-NVL72", "V100-32GB": "V100-32GB",
+    "GB300": "GB300-NVL72", "V100-32GB": "V100-32GB", "H100-96GB": "H100-80GB",
 }  # fmt: skip
 """Cluster files of the GPU types whose file has another name."""
 _ADAPTERS = ("lora", "qlora", "lora_llm", "adalora", "adapter", "boft", "bone")
 
 
-class Missing(Exception):
+class Missing(Exception):  # noqa: N818  a record is incomplete, no program is at fault
     """A fact that the record lacks and that nobody could guess."""
 
 
@@ -45,13 +47,46 @@ class Setting:
 def setting(record: Record) -> Setting:
     """The run as the planner sees it.
 
+    A recipe's author turned on as much recompute as the run needed: where the record does not say how much, it is
+    the least that fits.
+
     Raises:
         Missing: a fact without which nobody could predict; says which.
     """
+    record = torch_family.completed(known.completed(record))
+    if lacks := megatron.lacking(record):
+        raise Missing(lacks)
+    found = _setting(record)
+    if record.recompute is not None or not habits.is_recipe(record):
+        return found
+    for change in megatron.RECOMPUTES:
+        if _fits(found):
+            break
+        found = _setting(record.model_copy(update=change))
+    return replace(found, record=record)
+
+
+def _fits(run: Setting) -> bool:
+    capacity = run.config.cluster.gpu.memory_gib - overhead_gib(
+        run.cases["llm"], run.config.cluster.world_size
+    )
+    return all(
+        sum(reserved_gib(case, stage) for case in run.cases.values()) < capacity
+        for stage in range(run.cases["llm"].layout.pp)
+    )
+
+
+def _setting(record: Record) -> Setting:
     engine = engine_of(record)
     config = RunConfig.model_validate(_config(record, engine))
     layouts = {name: _layout(record, component.layers) for name, component in _layered(config)}
     accum = engine.grad_accum(config.training.precision, next(iter(layouts.values())).num_microbatches > 1)
+    if engine.name == "deepspeed":
+        accum = (
+            config.training.precision
+        )  # DeepSpeed's default, data_types.grad_accum_dtype: the model's own type
+    if megatron.half_gradients(record):
+        accum = "bf16"
     return Setting(record, config, cases(config, engine, layouts, accum, software_of(record)))
 
 
@@ -62,8 +97,12 @@ def engine_of(record: Record) -> Engine:
         return ENGINES["megatron_deepspeed" if record.zero_stage != 3 else "deepspeed"]
     if any(word in name for word in ("megatron", "nemo")) and record.zero_stage != 3:
         return ENGINES["megatron"]
+    if torch_family.without_deepspeed(record):
+        return ENGINES["torch"]
     if "deepspeed" in name or "hf/deepspeed" in name:
         return ENGINES["deepspeed"]
+    if torch_family.is_torchtitan(record):
+        return replace(ENGINES["torch"], sequence_parallel=True)
     return ENGINES["torch"]
 
 
@@ -79,18 +118,17 @@ def family_of(record: Record) -> Family:
 
 def software_of(record: Record) -> Software:
     """Habits of the program that ran."""
-    return Software(
+    found = Software(
         family=family_of(record),
         flash_attention=record.flash_attention is not False,
-        fp8=_fp8(record.precision or ""),
-        half_states=record.framework == "torchtune",
+        fp8=torch_family.fp8(record.precision or ""),
     )
-
-
-def _fp8(precision: str) -> Fp8:
-    if precision in ("mxfp8", "nvfp4"):
-        return "mxfp8" if precision == "mxfp8" else "nvfp4"
-    return "tensorwise" if precision == "fp8" else "none"
+    found = replace(found, **habits.software(record))
+    family = megatron if found.family == "megatron" else torch_family
+    found = replace(found, **family.software(record))
+    if torch_family.every_second_layer(record):
+        found = replace(found, recompute_layers=-(-(record.model.layers or 0) // 2))
+    return found
 
 
 def _layered(config: RunConfig) -> list[tuple[str, Any]]:
@@ -114,7 +152,8 @@ def _config(record: Record, engine: Engine) -> dict[str, Any]:
         "training": {
             "global_batch": _global_batch(record), "seq_len": tokens, "precision": precision, "steps": 1000,
             "optimizer": {"lr": 1e-4},
-            "sequence_parallel": bool(record.sequence_parallel),
+            "sequence_parallel": habits.sequence_parallel(record) or torch_family.is_torchtitan(record),
+            "overlap_comm": habits.overlaps(record),
             "schedule": "interleaved" if (record.vpp or 1) > 1 else "1f1b",
         },
         "strategy": {"name": "layouts", "sharding": _sharding(record, engine)},
@@ -142,7 +181,7 @@ def _decoder(record: Record) -> dict[str, Any]:
         "kv_heads": heads if mla else shape.kv_heads or heads,
         "head_dim": shape.head_dim,
         "ffn": shape.ffn_hidden,
-        "vocab": shape.vocab or 51200,
+        "vocab": shape.vocab or (megatron.vocabulary(record) if megatron.is_script(record) else 51200),
         "tied_embeddings": _tied(record),
         "gated_mlp": bool(shape.gated_mlp),
         "norm": "rmsnorm" if shape.gated_mlp else "layernorm",
@@ -157,8 +196,10 @@ def _decoder(record: Record) -> dict[str, Any]:
             "count": moe.num_experts, "top_k": moe.topk, "ffn": moe.moe_ffn, "shared_ffn": moe.shared_ffn or 0,
             "dense_layers": moe.dense_layers or 0,
         }  # fmt: skip
+    result |= megatron.decoder(record)
     if record.category in _ADAPTERS:
-        result |= {"train": "qlora" if record.category == "qlora" else "lora", "lora": {"rank": 8}}
+        train = "qlora" if record.category == "qlora" else "lora"
+        result |= {"train": train, "lora": torch_family.adapters(record)}
     return result
 
 
@@ -171,7 +212,9 @@ def _tied(record: Record) -> bool:
 
 @lru_cache(maxsize=64)
 def _cluster_file(name: str) -> dict[str, Any]:
-    raw: dict[str, Any] = yaml.safe_load((data_root() / "conf" / "cluster" / f"{name}.yaml").read_text("utf-8"))
+    raw: dict[str, Any] = yaml.safe_load(
+        (data_root() / "conf" / "cluster" / f"{name}.yaml").read_text("utf-8")
+    )
     for parent in raw.pop("defaults", []):
         if parent != "_self_":
             raw = {**_cluster_file(parent), **raw}
@@ -185,13 +228,14 @@ def _cluster(record: Record) -> dict[str, Any]:
     slots = min(record.gpus_per_node or raw["node"]["gpus"], world, raw["node"]["gpus"])
     while world % slots:
         slots -= 1
-    return {**raw, "nodes": world // slots, "gpus_per_node": slots}
+    return {**habits.cluster(record, raw), "nodes": world // slots, "gpus_per_node": slots}
 
 
 def world_size(record: Record) -> int:
     """GPUs of the run."""
     degrees = (record.tp or 1) * (record.pp or 1) * (record.cp or 1)
-    return record.n_gpus or degrees * (record.dp or 1)
+    experts = (record.ep or 1) * (record.etp or 1) * (record.pp or 1)
+    return record.n_gpus or max(degrees * (record.dp or 1), experts)
 
 
 def _replicas(record: Record) -> int:
@@ -200,21 +244,23 @@ def _replicas(record: Record) -> int:
 
 
 def _micro_batch(record: Record) -> int:
-    if record.micro_batch is not None:
-        return record.micro_batch
+    given = torch_family.micro_batch(record)
+    if given is not None:
+        return given
     if record.global_batch is not None and record.global_batch == _replicas(record):
         return 1
     raise Missing("micro_batch")
 
 
 def _global_batch(record: Record) -> int:
-    return record.global_batch or _micro_batch(record) * _replicas(record)
+    """One micro-batch where the record does not say; in a pipeline as many as leave little of its bubble."""
+    rounds = 8 * (record.pp or 1) if (record.pp or 1) > 1 else torch_family.rounds(record)
+    return record.global_batch or _micro_batch(record) * _replicas(record) * rounds
 
 
 def _layout(record: Record, layers: int) -> Layout:
     dp, pp = _replicas(record), record.pp or 1
     micro = _micro_batch(record)
-    base, more = divmod(layers, pp)
     return Layout(
         tp=record.tp or 1, pp=pp, vpp=record.vpp or 1, cp=record.cp or 1, ep=record.ep or 1, dp=dp,
         zero=_zero(record),
@@ -223,14 +269,50 @@ def _layout(record: Record, layers: int) -> Layout:
         micro_batch=micro,
         num_microbatches=max(1, _global_batch(record) // (micro * dp)),
         rank_offset=0,
-        layers_per_stage=tuple(base + (stage < more) for stage in range(pp)),
+        layers_per_stage=_stages(record) or _with_ends(layers, pp),
+        expert_tp=_expert_tp(record),
+        shard_size=_shard_size(record, dp * (record.cp or 1)),
     )  # fmt: skip
+
+
+def _with_ends(layers: int, pp: int) -> tuple[int, ...]:
+    """Equal stages; where they cannot be, embedding and loss count as a layer each (Megatron's
+    account-for-embedding-in-pipeline-split, BLOOM's partition); else the first have more."""
+    if layers % pp and (layers + 2) % pp == 0 and pp > 1:
+        each = (layers + 2) // pp
+        return (each - 1, *[each] * (pp - 2), each - 1)
+    base, more = divmod(layers, pp)
+    return tuple(base + (stage < more) for stage in range(pp))
+
+
+def _stages(record: Record) -> tuple[int, ...]:
+    """Layers of each pipeline stage, where the record says them."""
+    return tuple((record.model_extra or {}).get("layers_per_stage") or ())
+
+
+def _shard_size(record: Record, ranks: int) -> int | None:
+    """Ranks that share the optimizer's states, where Megatron has several such groups."""
+    instances = megatron.flags(record).get("num-distributed-optimizer-instances", 1)
+    return ranks // instances if instances > 1 else None
+
+
+def _expert_tp(record: Record) -> int | None:
+    """tp in Megatron-LM's scripts unless told otherwise; where experts would not fit beside one another, and in
+    recipes, which all set it, one."""
+    tp = record.tp or 1
+    if record.etp is not None or tp == 1 or record.model.moe is None:
+        return record.etp
+    fits = world_size(record) // (record.pp or 1) % ((record.ep or 1) * tp) == 0
+    return None if fits and megatron.is_script(record) else 1
 
 
 def _zero(record: Record) -> int:
     if record.zero_stage is not None:
         return record.zero_stage
-    return int(bool(record.distributed_optimizer))
+    shards = (
+        habits.is_recipe(record) if record.distributed_optimizer is None else record.distributed_optimizer
+    )
+    return int(shards)
 
 
 def _offload(record: Record) -> str:
@@ -241,5 +323,7 @@ def _offload(record: Record) -> str:
 
 
 def _recompute(record: Record) -> str:
+    if torch_family.is_torchtitan(record):
+        return torch_family.recompute(record)
     words = record.recompute or "none"
     return "full" if words.startswith("full") else words

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.bands import ALLOCATOR
 from benchmarks.crossval import Held, all_errors
 from benchmarks.errors import Error
 from benchmarks.regret import sweeps
 from benchmarks.statistics import over_sources, summary
 
-_ALLOCATOR = ("allocated", "reserved")
 _CALIBRATED_GPUS = ("A100", "A100-80GB", "A100-40GB", "H100-80GB", "H100-96GB")
 
 
@@ -35,7 +35,7 @@ def targets(held: Sequence[Held]) -> list[Target]:
     """Every target with what cross-validation reaches."""
     found = all_errors(held)
     graded = [error for error in found if error.record.quality == "A"]
-    memory = [e for e in graded if e.kind == "memory" and e.quantity in _ALLOCATOR]
+    memory = [e for e in graded if e.kind == "memory" and e.quantity in ALLOCATOR]
     peak, simumax = over_sources(memory), summary(e for e in memory if "SimuMax" in e.record.source.title)
     return [
         Target("peak memory, median", 0.03, peak and peak.median),

@@ -12,7 +12,12 @@ VERBS = {
     "plan": "print the plan: layouts, memory, time",
     "render": "write the files that the frameworks get",
     "check": "judge a recipe, a rendered folder, or files written elsewhere",
-    "explain": "print a rule's page",
+    "explain": "print a rule's page, or what a symptom may come from",
+    "diff": "compare two recipes, rendered folders, runs or revisions",
+    "report": "write one HTML file that shows a plan, and a run beside it",
+    "runs": "list the runs under run.root",
+    "compare": "put runs side by side",
+    "review": "say what a change of a site's folder does to its plans, for a pull request",
     "import": "make a model or recipe from files of others: hf, deepspeed, megatron, accelerate",
     "init": "write a recipe around a training script",
     "recipes": "list the recipes",
@@ -23,9 +28,12 @@ VERBS = {
 }
 TAKES_VALUE = {
     "-o", "--output", "--config-dir", "--accept", "--fail-on", "--format", "--world-size", "--tp", "--pp",
-    "--deepspeed-version", "--component", "--name", "--kind",
+    "--deepspeed-version", "--component", "--name", "--kind", "--nodes", "--ranks-per-node",
+    "--megatron-version", "--select", "--ignore", "--symptom",
+    "--comment", "--sarif",
 }  # fmt: skip
-TAKES_WORDS = {"launch", "check", "explain", "import", "init", "schema", "completion"}
+TAKES_WORDS = {"launch", "check", "diff", "report", "compare", "review", "explain", "import", "init",
+"schema", "completion"}
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,13 @@ import click
 
 from dslaunch import __version__
 from dslaunch.arguments import VERBS, ordered
+from dslaunch.cli_check import check_verb, explain_verb
 from dslaunch.cli_import import import_verb, init_verb
+from dslaunch.cli_review import compare_verb, diff_verb, report_verb, review_verb, runs_verb
+from dslaunch.completing import complete
 from dslaunch.errors import ConfigError, DslaunchError
-from dslaunch.flow import Request, judged, refusing, rendered
-from dslaunch.paths import data_dirs
+from dslaunch.flow import Request, explanation, judged, refusing, rendered
+from dslaunch.output import CLOSED, OutputClosedError, Verbs, discard_output, tell
 
 if TYPE_CHECKING:
     from dslaunch.planfile import Finding
@@ -29,16 +32,22 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit status.
 
     0 done; 1 the launched job failed; 2 a mistake in configuration or command line; 3 no legal plan fits;
-    5 nothing was launched; 6 findings at or above --fail-on.
+    5 nothing was launched; 6 findings at or above --fail-on; 141 nobody reads the output any more (`| head`).
     """
     try:
-        if "_DSLAUNCH_COMPLETE" in os.environ:
-            return int(main.main(prog_name="dslaunch", standalone_mode=False) or 0)
-        if not argv or argv[0] in ("-h", "--help", "--version"):
-            return int(main.main(list(argv) or ["--help"], prog_name="dslaunch", standalone_mode=False) or 0)
-        words = ordered(argv)
-        arguments = [words.verb, *words.arguments]
-        return int(main.main(arguments, prog_name="dslaunch", standalone_mode=False, obj=words) or 0)
+        return _status(argv)
+    except (BrokenPipeError, OutputClosedError):
+        discard_output()
+        return CLOSED
+
+
+def _status(argv: Sequence[str]) -> int:
+    """`run`, but for a closed output."""
+    try:
+        status = _main(argv)
+        if sys.stdout:
+            sys.stdout.flush()
+        return status
     except click.UsageError as error:
         _complain(error.format_message() + " See `dslaunch --help`.")
         return 2
@@ -46,8 +55,7 @@ def run(argv: Sequence[str]) -> int:
         _complain(str(error))
         return error.status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except ModuleNotFoundError as error:
         _complain(
             f"the Python package {error.name} is missing here: install dslaunch with `pip install dslaunch`."
@@ -61,12 +69,22 @@ def run(argv: Sequence[str]) -> int:
         return 130
 
 
+def _main(argv: Sequence[str]) -> int:
+    if "_DSLAUNCH_COMPLETE" in os.environ:
+        return int(main.main(prog_name="dslaunch", standalone_mode=False) or 0)
+    if not argv or argv[0] in ("-h", "--help", "--version"):
+        return int(main.main(list(argv) or ["--help"], prog_name="dslaunch", standalone_mode=False) or 0)
+    words = ordered(argv)
+    arguments = [words.verb, *words.arguments]
+    return int(main.main(arguments, prog_name="dslaunch", standalone_mode=False, obj=words) or 0)
+
+
 def _complain(message: str) -> None:
     for line in message.splitlines():
         click.echo(line if line.startswith(" ") else f"dslaunch: {line}", err=True)
 
 
-class _Verbs(click.Group):
+class _Verbs(Verbs):
     """The verbs in the order of the flow, and overrides completed in place of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -95,24 +113,8 @@ def main() -> None:
     """
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """recipe=, cluster=, and the other groups' choices, from file names alone."""
-    key, separator, start = incomplete.partition("=")
-    if not separator:
-        return [f"{k}=" for k in ("recipe", *_groups()) if k.startswith(incomplete)]
-    folders = data_dirs("recipes") if key == "recipe" else [d / key for d in data_dirs("conf")]
-    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-    return [f"{key}={name}" for name in names if name.startswith(start)]
-
-
-def _groups() -> list[str]:
-    return sorted(
-        {child.name for folder in data_dirs("conf") for child in folder.iterdir() if child.is_dir()}
-    )
-
-
 def _words(function: Verb) -> Verb:
-    return click.argument("words", nargs=-1, shell_complete=_complete)(function)
+    return click.argument("words", nargs=-1, shell_complete=complete)(function)
 
 
 def _site(function: Verb) -> Verb:
@@ -124,8 +126,9 @@ def _site(function: Verb) -> Verb:
 
 def _accept(function: Verb) -> Verb:
     return click.option(
-        "--accept", multiple=True, metavar="RULE", help="Waive a finding; recorded in the plan."
-    )(function)
+        "--accept", multiple=True, metavar="RULE[:DATE]",
+        help="Waive a finding, up to a day; recorded in the plan.",
+    )(function)  # fmt: skip
 
 
 def _component(function: Verb) -> Verb:
@@ -144,28 +147,26 @@ def _json(function: Verb) -> Verb:
 @_accept
 @_component
 @_json
+@click.option("--explain", "explained", is_flag=True, help="Say why, what would change it, and what would do.")
 @click.pass_obj
 def plan(
-    obj: Any,
-    /,
-    words: tuple[str, ...],
-    config_dir: Path | None,
-    accept: tuple[str, ...],
-    component: str,
-    as_json: bool,
-) -> int:
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
+    as_json: bool, explained: bool,
+) -> int:  # fmt: skip
     request = Request(words, config_dir, accept, obj.script_arguments, component)
     config, the_plan, prediction, findings = judged(request)
     prediction = replace(prediction, findings=findings)
+    sentences = explanation(request, prediction) if explained else []
     if as_json:
         from dslaunch.planfile import joined, to_json
 
-        click.echo(to_json(joined(the_plan, prediction)), nl=False)
+        said = {"explanation": sentences} if explained else {}
+        click.echo(to_json({**joined(the_plan, prediction), **said}), nl=False)
     else:
         from dslaunch.review.page import show
 
-        show(config, the_plan, prediction)
-    return 3 if refusing(prediction.findings, accept) else 0
+        show(config, the_plan, prediction, sentences)
+    return 3 if refusing(prediction.findings, the_plan.accepted) else 0
 
 
 @main.command(help=VERBS["render"])
@@ -176,14 +177,9 @@ def plan(
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 @click.pass_obj
 def render(
-    obj: Any,
-    /,
-    words: tuple[str, ...],
-    config_dir: Path | None,
-    accept: tuple[str, ...],
-    component: str,
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
     output: Path,
-) -> int:
+) -> int:  # fmt: skip
     request = Request(words, config_dir, accept, obj.script_arguments, component)
     _, the_plan, files, findings = rendered(request)
     from dslaunch.run.rendering import write_rendering
@@ -225,7 +221,7 @@ def launch(
         overrides = _folder_overrides(words, folders)
         return launch_folder(
             Path(folders[0]), Path(overrides.get("run.root", "runs")), launcher=overrides.get("launcher", ""),
-            wait=wait, dry_run=dry_run, echo=click.echo, confirm=ask,
+            wait=wait, dry_run=dry_run, echo=tell, confirm=ask,
         )  # fmt: skip
     request = Request(words, config_dir, accept, obj.script_arguments, component)
     config, the_plan, files, findings = rendered(request)
@@ -233,57 +229,17 @@ def launch(
     if dry_run:
         _show_files(files)
     return start(
-        the_plan, files, Path(config.run.root), wait=wait, dry_run=dry_run, echo=click.echo, confirm=ask
+        the_plan, files, Path(config.run.root), wait=wait, dry_run=dry_run, echo=tell, confirm=ask
     )
 
 
-@main.command(help=VERBS["check"])
-@_words
-@_site
-@_accept
-@_component
-@_json
-@click.option("--fail-on", default="error", show_default=True, help="Exit with 6 at this severity or above.")
-@click.option("--world-size", type=click.IntRange(1), help="Ranks in all, for files written elsewhere.")
-@click.option("--tp", type=click.IntRange(1), help="Tensor-parallel size of the program.")
-@click.option("--pp", type=click.IntRange(1), help="Pipeline stages of the program.")
-@click.option("--deepspeed-version", default="", help="Version of DeepSpeed that reads the files.")
-@click.pass_obj
-def check(
-    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
-    as_json: bool, fail_on: str, **topology: Any,
-) -> int:  # fmt: skip
-    from dslaunch.rules.checking import fails, waive
-    from dslaunch.rules.output import format_json, format_text
-
-    fails((), fail_on)
-    paths = [Path(word) for word in words if "=" not in word]
-    if paths and len(paths) < len(words):
-        raise ConfigError("check takes files, or a recipe with overrides; found both.")
-    if paths:
-        findings = _check_paths(paths, topology)
-    else:
-        request = Request(words, config_dir, accept, obj.script_arguments, component)
-        findings = judged(request)[-1]
-    standing, _ = waive(findings, accept)
-    click.echo(format_json(standing) if as_json else format_text(standing), nl=False)
-    return 6 if fails(standing, fail_on) else 0
-
-
-@main.command(help=VERBS["explain"])
-@_words
-def explain(words: tuple[str, ...]) -> int:
-    from dslaunch.rules.output import page
-    from dslaunch.rules.registry import rules
-
-    if not words:
-        for rule in sorted(rules().values(), key=lambda r: r.id):
-            click.echo(f"{rule.id:24} {rule.severity:10} {rule.summary}")
-        return 0
-    click.echo("\n".join(page(word) for word in words), nl=False)
-    return 0
-
-
+main.add_command(check_verb)
+main.add_command(explain_verb)
+main.add_command(diff_verb)
+main.add_command(report_verb)
+main.add_command(runs_verb)
+main.add_command(compare_verb)
+main.add_command(review_verb)
 main.add_command(import_verb)
 main.add_command(init_verb)
 
@@ -335,19 +291,6 @@ def completion(words: tuple[str, ...]) -> int:
     return 0
 
 
-def _check_paths(paths: Sequence[Path], topology: dict[str, Any]) -> tuple[Finding, ...]:
-    from dslaunch.rules.checking import check_folder, check_paths
-    from dslaunch.rules.settings import Settings
-
-    given = {key: value for key, value in topology.items() if value}
-    if len(paths) == 1 and (paths[0] / "plan.json").is_file():
-        if given:
-            raise ConfigError(f"check {paths[0]}: its plan.json says the topology; leave out the options.")
-        return check_folder(paths[0])
-    files = [f for p in paths for f in (sorted(p.iterdir()) if p.is_dir() else [p])]
-    return check_paths(files, Settings(**given))
-
-
 def _folder_overrides(words: Sequence[str], folders: Sequence[str]) -> dict[str, str]:
     """What may still be said when a reviewed folder is launched: who starts it, and where runs are kept."""
     if len(folders) > 1:
@@ -384,9 +327,8 @@ def _show_files(files: dict[str, str]) -> None:
 
 
 def _rows(rows: Sequence[tuple[str, ...]]) -> int:
-    """Columns, aligned; the last one as it is."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*cells, row[-1]]).rstrip())
+    from dslaunch.review.columns import lines, width
+
+    for line in lines(rows, width()):
+        click.echo(line)
     return 0

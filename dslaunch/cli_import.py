@@ -47,7 +47,10 @@ def import_verb(
     help="The site's folder to write into; without it the text is printed.",
 )  # fmt: skip
 @click.option("--name", default="", help="Name of the recipe.")
-@click.option("--kind", default="", help="What the script is, where reading it leaves a doubt.")
+@click.option(
+    "--kind", default="", metavar="hf_trainer|accelerate|megatron|deepspeed|fsdp|ddp",
+    help="What the script is, where reading it leaves a doubt.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Write over a file of that name.")
 @click.option("--accept", multiple=True, metavar="RULE", help="Waive a finding on the recipe.")
 @click.pass_obj

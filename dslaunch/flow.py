@@ -57,13 +57,14 @@ def configured(request: Request) -> RunConfig:
 
 def planned(request: Request) -> tuple[RunConfig, Plan, Prediction]:
     """... and plan."""
-    from dslaunch.plan.planner import plan
-    from dslaunch.rules.registry import rule_named
+    from dslaunch.plan.planner import plan, settled
+    from dslaunch.rules.site import site
+    from dslaunch.rules.waivers import require_current
 
-    for name in request.accepted:
-        rule_named(name)
+    require_current(request.accepted)
     config = configured(request)
-    return config, *plan(config, accepted=request.accepted)
+    made, prediction = plan(config, accepted=(*request.accepted, *site(request.site).accept))
+    return settled(config, made), made, prediction
 
 
 def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str], tuple[Finding, ...]]:
@@ -74,15 +75,16 @@ def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str], tuple[F
         ConfigError: a rule finds an error in the rendered files.
     """
     from dslaunch.launch.checks import check_hostfile
-    from dslaunch.rules.checking import fails, waive
+    from dslaunch.rules.checking import fails
     from dslaunch.rules.output import format_text
+    from dslaunch.rules.waivers import waive
 
     config, plan, prediction = planned(request)
     check_hostfile(plan, Path.cwd())
-    if stopping := refusing(prediction.findings, request.accepted):
+    if stopping := refusing(prediction.findings, plan.accepted):
         raise PlanError("\n".join(f"{f.rule}: {f.message}; {f.fix}" for f in stopping))
     files, findings = _files(request, config, plan, prediction)
-    standing, _ = waive(findings, request.accepted)
+    standing, _ = waive(findings, plan.accepted)
     if fails(standing, "error"):
         raise ConfigError(format_text(standing))
     return config, plan, files, standing
@@ -90,15 +92,33 @@ def rendered(request: Request) -> tuple[RunConfig, Plan, dict[str, str], tuple[F
 
 def judged(request: Request) -> tuple[RunConfig, Plan, Prediction, tuple[Finding, ...]]:
     """... and every finding on the plan and on its files; those of the plan are in its prediction.json."""
+    config, plan, prediction, _, findings = reviewed(request)
+    return config, plan, prediction, findings
+
+
+def reviewed(
+    request: Request,
+) -> tuple[RunConfig, Plan, Prediction, dict[str, str], tuple[Finding, ...]]:
+    """The same with the files: what a review looks at, of a plan that need not fit."""
     config, plan, prediction = planned(request)
-    return config, plan, prediction, _files(request, config, plan, prediction)[1]
+    return config, plan, prediction, *_files(request, config, plan, prediction)
+
+
+def explanation(request: Request, prediction: Prediction) -> list[str]:
+    """Why the plan is what it is, what would change it, and the smallest cluster that would do."""
+    from dslaunch.hardware.efficiency import SHIPPED
+    from dslaunch.plan.explain import explain
+
+    return explain(configured(request), prediction, SHIPPED)
 
 
 def refusing(findings: Sequence[Finding], accepted: Sequence[str]) -> list[Finding]:
     """Findings of the plan's own that stop it, unless the user accepts them."""
     from dslaunch.plan.findings import REFUSING
+    from dslaunch.rules.waivers import waive
 
-    return [f for f in findings if f.rule in REFUSING and f.severity == "error" and f.rule not in accepted]
+    standing, _ = waive(findings, accepted)
+    return [f for f in standing if f.rule in REFUSING and f.severity == "error"]
 
 
 def _files(
@@ -106,6 +126,7 @@ def _files(
 ) -> tuple[dict[str, str], tuple[Finding, ...]]:
     from dslaunch.render import render
     from dslaunch.rules.checking import check_rendered
+    from dslaunch.rules.site import site
 
     files = render(plan, prediction, config, data_dirs("templates", request.site))
-    return files, check_rendered(plan, files)
+    return files, check_rendered(plan, files, selection=site(request.site).selection)

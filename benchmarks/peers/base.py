@@ -48,9 +48,7 @@ class Peer:
         return found
 
 
-def quietly(
-    estimate: Callable[[Setting], Estimate | None], run: Setting
-) -> Estimate | None:
+def quietly(estimate: Callable[[Setting], Estimate | None], run: Setting) -> Estimate | None:
     """The estimate without what the tool prints; None where the tool itself fails on such a run."""
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""calculon (calculon-ai/calculon): memory and time of GPT with Megatron's layout, on its own A100 and H100 files."""
+"""calculon (calculon-ai/calculon): memory and time of GPT in Megatron's layout, on its own A100 and H100 files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def estimate(run: Setting) -> Estimate | None:
     """A GPT without GQA or SwiGLU, bf16 or fp16, under Megatron."""
     case = next(iter(run.cases.values()))
     decoder, system = case.component, _SYSTEMS.get(run.record.gpu.type or "")
-    if not isinstance(decoder, Decoder) or system is None or case.engine.name not in ("megatron", "megatron_deepspeed"):
+    if (
+        not isinstance(decoder, Decoder)
+        or system is None
+        or case.engine.name not in ("megatron", "megatron_deepspeed")
+    ):
         return None
     if decoder.gated_mlp or decoder.kv_heads != decoder.heads or decoder.experts or case.layout.cp > 1:
         return None
@@ -57,7 +61,8 @@ def _execution(run: Setting) -> dict[str, Any]:
         "num_procs": run.config.cluster.world_size, "tensor_par": layout.tp, "pipeline_par": layout.pp,
         "data_par": layout.dp, "tensor_par_net": 0,
         "pipeline_par_net": int(layout.ranks > slots), "data_par_net": int(layout.tp * layout.dp > slots),
-        "batch_size": run.config.training.global_batch, "microbatch_size": layout.micro_batch, "datatype": "float16",
+        "batch_size": run.config.training.global_batch, "microbatch_size": layout.micro_batch,
+        "datatype": "float16",
         "fused_activation": True, "attention_type": "multihead", "activation_recompute": recompute,
         "pipeline_interleaving": layout.vpp, "optimizer_sharding": layout.zero == 1 and layout.dp > 1,
         "tensor_par_comm_type": "rs_ag" if case.sequence_parallel else "ar", "tensor_par_overlap": "none",

@@ -36,7 +36,8 @@ def estimate(run: Setting) -> Estimate | None:
         GPUConfig(
             name="gpu", mem_per_GPU_in_GB=gpu.memory_gib, hbm_bandwidth_in_GB_per_sec=gpu.hbm_gb_per_s,
             intra_node_bandwidth_in_GB_per_sec=cluster.intra.gb_per_s,
-            intra_node_min_message_latency=cluster.intra.latency_us * 1e-6, peak_fp16_TFLOPS=gpu.peak_tflops["bf16"],
+            intra_node_min_message_latency=cluster.intra.latency_us * 1e-6,
+            peak_fp16_TFLOPS=gpu.peak_tflops["bf16"],
             inter_node_bandwidth_in_GB_per_sec=away.gb_per_s,
         ),
         DtypeConfig(),

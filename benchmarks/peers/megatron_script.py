@@ -1,4 +1,4 @@
-"""Megatron-LM's own report of theoretical memory (megatron/training/theoretical_memory_usage.py), its first stage."""
+"""Megatron-LM's own report of its first stage's memory (megatron/training/theoretical_memory_usage.py)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def estimate(run: Setting) -> Estimate | None:
     layout, component = case.layout, case.component
     if case.engine.name != "megatron" or not isinstance(component, Decoder) or layout.cp > 1:
         return None
-    if not (case.sequence_parallel or layout.tp == 1) or layout.recompute == "full" or component.train != "all":
+    if (
+        not (case.sequence_parallel or layout.tp == 1)
+        or layout.recompute == "full"
+        or component.train != "all"
+    ):
         return None
     script, args = _script(), _arguments(run)
     states = script.compute_weight_and_optimizer_memory(args)
@@ -78,6 +82,7 @@ def _arguments(run: Setting) -> types.SimpleNamespace:
         tensor_model_parallel_size=layout.tp, pipeline_model_parallel_size=layout.pp, context_parallel_size=1,
         expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=layout.tp if layout.ep == 1 else 1,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-        data_parallel_size=max(1, layout.dp), world_size=run.config.cluster.world_size, micro_batch_size=layout.micro_batch,
+        data_parallel_size=max(1, layout.dp), world_size=run.config.cluster.world_size,
+        micro_batch_size=layout.micro_batch,
         use_distributed_optimizer=layout.zero == 1, recompute_granularity="selective", sequence_parallel=True,
     )  # fmt: skip

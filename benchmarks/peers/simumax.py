@@ -1,4 +1,4 @@
-"""SimuMax (MooreThreads/SimuMax, 1.2): memory and time under Megatron, on the machines it ships operator tables for."""
+"""SimuMax (MooreThreads/SimuMax, 1.2): memory and time under Megatron, on machines that it ships tables for."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def _model(decoder: Decoder) -> dict[str, Any]:
     if experts:
         result |= {
             "expert_num": experts.count, "topk": experts.top_k, "moe_ffn_hidden_size": experts.ffn,
-            "moe_shared_expert_intermediate_size": experts.shared_ffn or None, "dense_layers": experts.dense_layers,
+            "moe_shared_expert_intermediate_size": experts.shared_ffn or None,
+            "dense_layers": experts.dense_layers,
         }  # fmt: skip
     if mla:
         result |= {
@@ -87,7 +88,8 @@ def _strategy(run: Setting) -> dict[str, Any]:
         "micro_batch_num": layout.num_microbatches, "dtype": "bf16", "world_size": run.config.cluster.world_size,
         "tp_size": layout.tp, "pp_size": layout.pp, "cp_size": layout.cp, "ep_size": layout.ep, "etp_size": 1,
         "moe_dispatcher_policy": "all2all", "enable_sequence_parallel": case.sequence_parallel,
-        "interleaving_size": layout.vpp, "zero_state": layout.zero, "enable_dropout": False, "use_fused_norm": True,
+        "interleaving_size": layout.vpp, "zero_state": layout.zero, "enable_dropout": False,
+        "use_fused_norm": True,
         "use_math_sdp": not case.software.flash_attention, "use_flash_sdp": case.software.flash_attention,
         "use_fp32_accum_grad": True, "enable_recompute": layout.recompute == "full",
         "recompute_granularity": "full_block" if layout.recompute == "full" else None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.engines.layout import Layout
 from dslaunch.errors import listed
+from dslaunch.hardware.software import Optimizer
 from dslaunch.schema.config import RunConfig
 
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -25,6 +26,13 @@ class StateCase:
     offload: str
     gradient_views: bool = False
     """Gradients are views of communication buckets (DDP)."""
+    half_states: bool = False
+    """Weights, gradients and moments are all in 16 bits."""
+    half_moments: bool = False
+    """The optimizer's two moments are in 16 bits."""
+    optimizer: Optimizer = "adamw"
+    foreach_step: bool = False
+    """The optimizer's step has a temporary tensor for each parameter at once."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,11 @@ class Engine:
     overlaps_reduction: bool
     """Whether gradient reduction runs beside the backward pass where pp is 1."""
     source: str
+    needs_script: bool = False
+    """Whether nothing runs but a script of the user's: there is no module that stands in for it."""
+    towers_apart: bool = False
+    """Whether the components beside the trunk have one layout, on ranks of their own before the trunk's, and share
+    out the samples of its micro-batches."""
     limits: Callable[[RunConfig, Mapping[str, Layout]], list[str]] = lambda config, layouts: []
     """(configuration, layouts by component) -> what no other field says against them, a sentence each."""
 

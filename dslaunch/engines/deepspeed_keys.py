@@ -49,6 +49,8 @@ class Key:
     """A wrong type outside pydantic: rejected by the parser, later (engine or first step), or silent."""
     moved_to: str = ""
     """What to use now, for a removed key."""
+    ignored: str = ""
+    """What decides instead, where DeepSpeed takes the key and never reads it."""
     auto: bool = False
     """`auto` is a value of DeepSpeed's own here."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from dslaunch.engines.deepspeed_keys import newest, release, table
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.versions import named
 from dslaunch.hardware.topology import describe
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Component, Decoder, Mlp, Other, Transformer
@@ -51,7 +52,7 @@ def only_deepspeed(config: RunConfig, engine: str) -> list[str]:
 
 def version_of(config: RunConfig) -> str:
     """The DeepSpeed that is rendered for."""
-    return config.engine.version or newest()
+    return named(config.engine.version, table().versions) or newest()
 
 
 def _before(config: RunConfig, first: str) -> bool:
@@ -228,8 +229,9 @@ def _super_offload(config: RunConfig, key: str, layout: Layout) -> list[str]:
         )
     if config.strategy.zenflow.enabled:
         faults.append(f"{section} and strategy.zenflow each replace the optimizer; turn one of them off")
-    if config.cluster.gpu.accelerator != "cuda":
-        faults.append(f"{section} runs on NVIDIA GPUs alone; the cluster's are {config.cluster.gpu.name}")
+    if config.cluster.gpu.accelerator == "cpu":
+        # What DeepSpeed asserts is PyTorch's device type "cuda", which AMD's GPUs have too.
+        faults.append(f"{section} runs on GPUs alone; the cluster has CPUs")
     return faults
 
 

@@ -22,6 +22,8 @@ class Layout:
     num_microbatches: int
     rank_offset: int
     layers_per_stage: tuple[int, ...]
+    expert_tp: int | None = None
+    """Tensor-parallel ranks that share an expert, where they are not tp."""
     shard_size: int | None = None
     """Ranks that share one copy of the states, where it is fewer than all replicas (HSDP)."""
 
@@ -29,6 +31,11 @@ class Layout:
     def ranks(self) -> int:
         """Ranks that the grid spans."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def etp(self) -> int:
+        """Tensor-parallel ranks that share an expert."""
+        return self.expert_tp or self.tp
 
     @property
     def shard(self) -> int:

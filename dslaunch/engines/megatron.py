@@ -7,34 +7,26 @@ from collections.abc import Mapping
 from dslaunch.engines.base import Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.megatron_catalogue import megatron_versions
+from dslaunch.engines.megatron_limits import DEFAULT, combinations
 from dslaunch.errors import listed
 from dslaunch.schema.config import RunConfig
-
-DEFAULT = "0.16.0"
-"""The newest version whose core is checked by running it, not by its catalogue of arguments alone."""
-KV_REPLICAS_SINCE = "0.16.0"
-"""Key/value heads may be fewer than tp from here on (megatron/core/transformer/transformer_config.py)."""
-
-
-MTP_WITH_CP_SINCE = "0.14.0"
-"""Layers that predict further tokens go with context parallelism from here on (megatron/training/arguments.py)."""
-
-
-def at_least(version: str, since: str) -> bool:
-    """Whether `version` is `since` or newer."""
-    order = megatron_versions()
-    return order.index(version) >= order.index(since)
 
 
 def states(case: StateCase) -> StateBytes:
     """18 bytes: 2 weights, 4 fp32 gradients, 12 states; the distributed optimizer (ZeRO-1) shards the 12.
 
-    Source: docs/source/api-guide/dist_optimizer.md of NVIDIA/Megatron-LM, core 0.16.
+    Gradients in bf16 become fp32 for the step, shard by shard, where the optimizer does not read them as they
+    are: its moments may be in 16 bits then too (the precision-aware optimizer). ZeRO-3, Megatron's FSDP,
+    shards all. Source: docs/source/api-guide/dist_optimizer.md and
+    megatron/core/optimizer/distrib_optimizer.py of NVIDIA/Megatron-LM, core 0.16.
     """
     n = case.shard if case.zero else 1
+    whole = n if case.zero == 3 else 1
     if case.precision == "fp32":
-        return StateBytes(4.0, 4.0, 8.0 / n)
-    return StateBytes(2.0, 4.0 if case.grad_accum_dtype == "fp32" else 2.0, 12.0 / n)
+        return StateBytes(4.0 / whole, 4.0 / whole, 8.0 / n)
+    gradients = 4.0 if case.grad_accum_dtype == "fp32" else 2.0
+    step = 4.0 / n if gradients == 2.0 and not case.half_moments else 0.0
+    return StateBytes(2.0 / whole, gradients / whole, (8.0 if case.half_moments else 12.0) / n, step=step)
 
 
 def trains(config: RunConfig, allowed: tuple[str, ...]) -> list[str]:
@@ -60,8 +52,8 @@ def shared_out(layouts: Mapping[str, Layout]) -> list[str]:
 
 
 def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
-    """What no degree says: experts, and what trains."""
-    return [*trains(config, ("all",)), *shared_out(layouts)]
+    """What no degree says: experts, what trains, and what its validation stops at."""
+    return [*trains(config, ("all",)), *shared_out(layouts), *combinations(config, layouts)]
 
 
 ENGINE = Engine(

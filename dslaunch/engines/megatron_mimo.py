@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from dslaunch.engines import megatron
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.megatron_limits import combinations
 from dslaunch.errors import listed
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder, Mlp, ViT
@@ -54,6 +55,7 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         *_one_rate(config),
         *megatron.trains(config, ("all", "nothing")),
         *megatron.shared_out({found.llm: llm}),
+        *combinations(config, {found.llm: llm}),
     ]
 
 
@@ -119,6 +121,8 @@ ENGINE = dataclasses.replace(
     zero_with_pipeline=frozenset({1}),
     schedules=frozenset({"1f1b"}),
     even_stages=True,
+    needs_script=True,
+    towers_apart=True,
     source="examples/mimo/pretrain_mimo.py, core 0.19: it requires the distributed optimizer",
     limits=limits,
 )

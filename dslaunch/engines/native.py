@@ -6,13 +6,29 @@ import dataclasses
 from collections.abc import Mapping
 
 from dslaunch.engines import deepspeed
+from dslaunch.engines.deepspeed_modes import RUNTIME
 from dslaunch.engines.layout import Layout
+from dslaunch.errors import ConfigError
+from dslaunch.runtime.supported import check_model, cut_faults
 from dslaunch.schema.config import RunConfig
 
 
-def limits(_config: RunConfig, _layouts: Mapping[str, Layout]) -> list[str]:
-    """Nothing beyond its fields."""
-    return []
+def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """What the runtime itself would refuse: adapters, layers trained apart, components that it lacks modules for,
+    sizes that it can't cut.
+
+    A script of the user's may do all of it, from the same plan.
+    """
+    if config.script or config.module not in ("", RUNTIME):
+        return []
+    model = config.model.model_dump(mode="json", by_alias=True)
+    try:
+        check_model(model["components"], model["edges"])
+    except ConfigError as error:
+        return [str(error)]
+    if config.model.weights:
+        return [f"model.weights is {config.model.weights}; {RUNTIME} starts from random weights: script=PATH"]
+    return cut_faults(model["components"], layouts, config.training.precision)
 
 
 ENGINE = dataclasses.replace(
@@ -21,6 +37,7 @@ ENGINE = dataclasses.replace(
     program="dslaunch.runtime",
     per_component=True,
     degrees=frozenset({"tp", "pp"}),
+    zero=frozenset({0, 1, 2}),
     offload=frozenset({"none", "cpu"}),
     precisions=frozenset({"bf16", "fp32"}),
     schedules=frozenset({"1f1b", "gpipe"}),

@@ -10,18 +10,30 @@ from dslaunch.schema.config import RunConfig
 from dslaunch.schema.torch import Ddp
 
 _RUNTIME = "dslaunch.runtime"
+_EIGHT_BIT = 2 * (1 + 4 / 256)
+"""Bytes of two moments in 8 bits, with an fp32 scale for each 256 values."""
 
 
 def states(case: StateCase) -> StateBytes:
     """fp32 weights, gradients and Adam's moments (16), sharded by FSDP2; the bf16 copies are transient.
 
-    DDP copies gradients into its buckets unless they are views of them (`gradient_as_bucket_view`): 4 bytes
-    more. Source: torch/nn/parallel/distributed.py and torch/distributed/fsdp/_fully_shard, 2.13.
+    DDP of several ranks copies gradients into its buckets unless they are views of them
+    (`gradient_as_bucket_view`): as much again. A step of single operations for all parameters holds the
+    root of the second moments. FSDP's SHARD_GRAD_OP (ZeRO-2) keeps the 16-bit weights
+    whole. FSDP's CPU offload has all states on the host. Sources:
+    torch/nn/parallel/distributed.py, torch/distributed/fsdp/_fully_shard and torch/optim/adamw.py
+    (_multi_tensor_adam), 2.13; 8-bit moments: arXiv:2110.02861 section 2.
     """
-    n = case.shard if case.zero == 3 else 1
-    buckets = 0.0 if case.zero == 3 or case.gradient_views else 4.0
-    half_copy = 0.0 if case.precision == "fp32" or case.zero == 3 else 2.0
-    return StateBytes(4.0 / n + half_copy, 4.0 / n + buckets, 8.0 / n)
+    n = case.shard if case.zero >= 2 else 1
+    width = 2.0 if case.half_states else 4.0
+    buckets = 0.0 if case.zero >= 2 or case.gradient_views or case.shard == 1 else width
+    half_copy = 0.0 if case.precision == "fp32" or case.zero == 3 or case.half_states else 2.0
+    moments = {"adamw": 2 * width, "adamw8bit": _EIGHT_BIT, "paged_adamw8bit": 0.0}[case.optimizer]
+    paged = _EIGHT_BIT if case.optimizer == "paged_adamw8bit" else 0.0
+    step = width if case.foreach_step else 0.0
+    if case.offload.endswith("_params"):
+        return StateBytes(0.0, 0.0, 0.0, host=(2 * width + moments + paged) / n)
+    return StateBytes(width / n + half_copy, width / n + buckets, moments / n, host=paged / n, step=step / n)
 
 
 def shard_size(config: RunConfig) -> int | None:
@@ -41,6 +53,8 @@ def only_torch(config: RunConfig, engine: str) -> list[str]:
         found.append(
             f"strategy.shard is {strategy.shard}, which strategy.sharding=hsdp reads; it is {strategy.sharding}"
         )
+    if config.engine.accelerate and engine != "torch":
+        found.append(f"engine.accelerate is for engine torch; {engine} does not have it")
     return found
 
 
@@ -55,7 +69,19 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     if config.module == _RUNTIME and (size or config.strategy.ddp != Ddp()):
         key = "strategy.sharding=hsdp" if size else "strategy.ddp"
         faults.append(f"{key}: dslaunch.runtime does not execute it; name a script of yours, script=PATH")
-    return faults
+    return faults + (_accelerate_faults(config) if config.engine.accelerate else [])
+
+
+def _accelerate_faults(config: RunConfig) -> list[str]:
+    """accelerate/state.py (AcceleratorState), 1.15: on CPU ranks FSDP is left out without a word."""
+    if config.module == _RUNTIME:
+        return [f"engine.accelerate is true, but {_RUNTIME} makes no Accelerator; set it to false"]
+    if config.cluster.gpu.accelerator == "cpu" and config.strategy.sharding != "ddp":
+        return [
+            f"engine.accelerate is true, but on CPUs accelerate does no {config.strategy.sharding}: "
+            "set strategy=ddp, or engine.accelerate=false"
+        ]
+    return []
 
 
 ENGINE = Engine(

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as DiskPath
 from types import MappingProxyType
 from typing import Any
 
 from dslaunch.errors import ConfigError
-from dslaunch.files import hostfile, megatron, relaxed_json, shell
-from dslaunch.files.kinds import Kind, json_kind, looks_like_json, text_kind
+from dslaunch.files import envfile, hostfile, megatron, python, relaxed_json, script, shell, yaml_text
+from dslaunch.files.commands import CommandLine
+from dslaunch.files.flags import Arguments
+from dslaunch.files.kinds import Kind, json_kind, looks_like_json, looks_like_yaml, text_kind, yaml_kind
 from dslaunch.files.position import START, Path, Position, Problem
+from dslaunch.files.python import PythonScript
+from dslaunch.files.relaxed_json import Document
+from dslaunch.files.script import ShellScript
+from dslaunch.files.shell import Assignment
 
 MAX_BYTES = 10_000_000
 """The largest file that is read; a hostfile of 100,000 hosts has about 3 million."""
+MAX_FILES = 500
+_MAX_CODE = 1_000_000
+"""Characters of a script or of YAML; the longest launch script seen has 60,000."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +34,9 @@ class File:
     kind: Kind
     text: str
     value: Any = None
-    """JSON kinds: the parsed value, or None after a syntax error. hostfile: tuple of HostLine. megatron_args:
-    MegatronArgs. shell, env: tuple of Assignment. other: None."""
+    """JSON and YAML kinds: the parsed value, or None after a syntax error. hostfile: tuple of HostLine.
+    megatron_args: Arguments. shell: ShellScript. env: tuple of Assignment. deepspeed_env: tuple of EnvLine.
+    python: PythonScript. other: None."""
     positions: Mapping[Path, Position] = field(default_factory=lambda: MappingProxyType({}))
     problems: tuple[Problem, ...] = ()
 
@@ -37,11 +47,20 @@ class File:
         return self.positions[path] if path else START
 
     def get(self, *path: str) -> Any:
-        """The value at `path` of a JSON document, or None where it isn't there."""
+        """The value at `path` of a JSON or YAML document, or None where it isn't there."""
         value = self.value
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return value
+
+    @property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Each NAME=value in a script or an environment file."""
+        if self.kind == "shell":
+            return tuple(self.value.assignments) if self.value else ()
+        if self.kind == "deepspeed_env":
+            return tuple(Assignment(line.name, line.value, line.at, True) for line in self.value if line.name)
+        return tuple(self.value) if self.kind == "env" else ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,26 @@ class FileSet:
     def of(self, *kinds: Kind) -> tuple[File, ...]:
         """The files of these kinds, in order of their names."""
         return tuple(file for file in self.files if file.kind in kinds)
+
+    def scripts(self) -> Iterator[tuple[File, ShellScript]]:
+        """The shell scripts that could be read."""
+        return ((file, file.value) for file in self.of("shell") if file.value is not None)
+
+    def pythons(self) -> Iterator[tuple[File, PythonScript]]:
+        """The Python files that could be read."""
+        return ((file, file.value) for file in self.of("python") if not file.problems)
+
+    def launches(self) -> Iterator[tuple[File, CommandLine]]:
+        """The commands in scripts that start programs on ranks."""
+        return ((file, launch) for file, shell_script in self.scripts() for launch in shell_script.launches)
+
+    def megatron(self) -> Iterator[tuple[File, Arguments]]:
+        """Megatron's arguments: in files of their own, and in commands that start a script of Megatron's."""
+        for file in self.of("megatron_args"):
+            yield file, file.value
+        for file, launch in self.launches():
+            if megatron.is_megatron(launch):
+                yield file, launch.arguments
 
 
 def read_fileset(texts: Mapping[str, str]) -> FileSet:
@@ -69,27 +108,82 @@ def read_paths(paths: Iterable[DiskPath]) -> FileSet:
     return read_fileset({str(path): _text(path) for path in paths})
 
 
+def read_folder(folder: DiskPath) -> FileSet:
+    """The files in a folder, which may hold what nobody meant to be checked: that is said, and no error.
+
+    Raises:
+        ConfigError: more files than any project's folder of configurations has, or a folder that can't be read.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if not path.is_dir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: can't be read: {error.strerror}. Name a folder that is there.") from error
+    if len(paths) > MAX_FILES:
+        raise ConfigError(f"{folder}: {len(paths):,} files; at most {MAX_FILES} are read. Name those to check.")
+    return FileSet(tuple(_read_or_say(path) for path in paths))
+
+
+def _read_or_say(path: DiskPath) -> File:
+    try:
+        text = _text(path)
+    except ConfigError as error:
+        reason = str(error).removeprefix(f"{path}: ").rstrip(".")
+        return File(str(path), "other", "", problems=(Problem("file.unread", reason, START),))
+    return _read(str(path), text)
+
+
+def joined(filesets: Iterable[FileSet]) -> FileSet:
+    """All files, in order of their names, each once."""
+    by_name = {file.name: file for fileset in filesets for file in fileset.files}
+    return FileSet(tuple(by_name[name] for name in sorted(by_name)))
+
+
 def _read(name: str, text: str) -> File:
     if looks_like_json(name, text):
-        return _read_json(name, text)
+        return _read_tree(name, text, relaxed_json.parse, json_kind)
+    if looks_like_yaml(name):
+        return _too_long(name, text) or _read_tree(name, text, yaml_text.parse, yaml_kind)
     kind = text_kind(name, text)
-    if kind == "hostfile":
-        return File(name, kind, text, hostfile.parse(text))
-    if kind == "megatron_args":
-        flags = megatron.parse(text)
-        return File(name, kind, text, flags, problems=flags.problems)
-    if kind in ("shell", "env"):
-        return File(name, kind, text, shell.assignments(text))
+    if kind in _READERS:
+        return File(name, kind, text, _READERS[kind](text))
+    if kind in _PROBLEM_READERS:
+        if file := _too_long(name, text):
+            return file
+        value = _PROBLEM_READERS[kind](text)
+        return File(name, kind, text, value, problems=value.problems)
     return File(name, kind, text)
 
 
-def _read_json(name: str, text: str) -> File:
+_READERS: dict[Kind, Callable[[str], Any]] = {
+    "hostfile": hostfile.parse,
+    "env": shell.assignments,
+    "deepspeed_env": envfile.parse,
+}
+_PROBLEM_READERS: dict[Kind, Callable[[str], Any]] = {
+    "megatron_args": megatron.parse,
+    "shell": script.parse,
+    "python": python.parse,
+}
+"""Their values carry the problems of the text."""
+
+
+def _too_long(name: str, text: str) -> File | None:
+    """The file unread, where no script or configuration of this kind has that many characters."""
+    if len(text) <= _MAX_CODE:
+        return None
+    message = f"{len(text):,} characters, and a file of this kind is read up to {_MAX_CODE:,}"
+    return File(name, "other", text, problems=(Problem("file.syntax", message, START),))
+
+
+def _read_tree(
+    name: str, text: str, parse: Callable[[str], Document], kind: Callable[[str, Any], Kind]
+) -> File:
     try:
-        document = relaxed_json.parse(text)
-    except relaxed_json.JsonSyntaxError as error:
-        return File(name, json_kind(name, None), text, problems=(error.problem,))
+        document = parse(text)
+    except (relaxed_json.JsonSyntaxError, yaml_text.YamlError) as error:
+        return File(name, kind(name, None), text, problems=(error.problem,))
     positions = MappingProxyType(document.positions)
-    return File(name, json_kind(name, document.value), text, document.value, positions, document.problems)
+    return File(name, kind(name, document.value), text, document.value, positions, document.problems)
 
 
 def _text(path: DiskPath) -> str:

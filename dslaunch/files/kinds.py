@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 Kind = Literal[
     "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args",
-    "shell",
-    "env", "torch", "accelerate", "other",
+    "shell", "env", "deepspeed_env", "torch", "accelerate", "yaml", "python", "other",
 ]  # fmt: skip
 
 _SCHEMAS: dict[str, Kind] = {
@@ -23,12 +22,38 @@ _DEEPSPEED_KEYS = frozenset({
     "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_optimization",
 })  # fmt: skip
 """Keys of which a DeepSpeed configuration holds at least one, and other JSON files rarely."""
+_HF_KEYS = frozenset({
+    "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "logging_steps", "save_steps",
+    "lr_scheduler_type", "warmup_ratio", "gradient_checkpointing", "output_dir", "fp16", "bf16", "learning_rate",
+    "gradient_accumulation_steps", "deepspeed", "report_to", "save_strategy", "max_steps", "remove_unused_columns",
+    "warmup_steps",
+})  # fmt: skip
+"""Fields of TrainingArguments; a file of them holds at least three."""
+_ACCELERATE_KEYS = frozenset({
+    "distributed_type", "num_processes", "num_machines", "machine_rank", "compute_environment", "deepspeed_config",
+    "fsdp_config", "main_training_function", "main_process_ip", "rdzv_backend", "same_network",
+})  # fmt: skip
+"""Keys of accelerate's configuration; one of its files holds at least two."""
 _DEEPSPEED_NAME = re.compile(r"(?:^|[_.-])(?:ds|deepspeed|zero_?\d?)(?:[_.-]|$)", re.IGNORECASE)
+_HF_NAME = re.compile(r"(?:^|[_.-])(?:hf|train(?:ing|er)?)[_-]?arg(?:ument)?s(?:[_.-]|$)", re.IGNORECASE)
+_HF_NAME = re.compile(r"(?:hf|training|trainer)[_-]?arg", re.IGNORECASE)
 _JSON_NAME = re.compile(r"\.h?json$", re.IGNORECASE)
-_SHELL_NAME = re.compile(r"\.(?:sh|bash|sbatch|slurm)$", re.IGNORECASE)
-_ENV_NAME = re.compile(r"^(?:env\.sh|ds_env|.*\.env|\.deepspeed_env)$", re.IGNORECASE)
+_YAML_NAME = re.compile(r"\.ya?ml$", re.IGNORECASE)
+_SHELL_NAME = re.compile(r"\.(?:sh|bash|sbatch|slurm|srun)$", re.IGNORECASE)
+_PYTHON_FIRST_LINE = re.compile(r"#!.*python")
+_PYTHON_LINE = re.compile(r"^(?:import [\w.]+|from [\w.]+ import )", re.MULTILINE)
+_ENV_NAME = re.compile(r"^(?:env\.sh|.*\.env)$", re.IGNORECASE)
+_DEEPSPEED_ENV = (".deepspeed_env", "ds_env")
 _HOST_LINE = re.compile(r"\S+\s+\S*slots?\s*[=:]", re.IGNORECASE)
 _ENV_LINE = re.compile(r"(?:export\s+)?[A-Za-z_]\w*=(?:\"[^\"]*\"|'[^']*'|\S*)$")
+_LAUNCH = re.compile(
+    r"""^\s*(?:[A-Za-z_]\w*=\S*\s+)*                           # NAME=value in front
+        (?:\S*/)?(?:deepspeed|torchrun|srun|mpirun|mpiexec|accelerate\s+launch|python[\d.]*)\s+
+        (?:\S+\s+|\\\n\s*)*?(?:-m\s|\S+\.(?:py|sh)\b|-)""",
+    re.VERBOSE | re.MULTILINE,
+)
+_LOOKED_AT = 20_000
+"""Characters that a kind is told from, where the whole text would be searched."""
 
 
 def looks_like_json(name: str, text: str) -> bool:
@@ -36,31 +61,61 @@ def looks_like_json(name: str, text: str) -> bool:
     return _JSON_NAME.search(name) is not None or text.lstrip("\ufeff \t\r\n").startswith("{")
 
 
+def looks_like_yaml(name: str) -> bool:
+    """YAML is told by its name alone: almost any text is some."""
+    return _YAML_NAME.search(name) is not None
+
+
 def json_kind(name: str, value: Any) -> Kind:
     """The kind of a parsed JSON document; `value` is None where it could not be parsed."""
     schema = value.get("schema") if isinstance(value, dict) else None
     if isinstance(schema, str) and schema.partition("/")[0] in _SCHEMAS:
         return _SCHEMAS[schema.partition("/")[0]]
-    if isinstance(value, dict) and "per_device_train_batch_size" in value:
+    stem = name.rpartition("/")[2]
+    if _is_hf_arguments(name, value) or _HF_NAME.search(stem):
         return "hf_arguments"
     known = isinstance(value, dict) and not _DEEPSPEED_KEYS.isdisjoint(value)
-    stem = name.rpartition("/")[2]
     return "deepspeed_json" if known or _DEEPSPEED_NAME.search(stem.rpartition(".")[0] or stem) else "json"
 
 
+def yaml_kind(name: str, value: Any) -> Kind:
+    """The kind of a parsed YAML document."""
+    if isinstance(value, dict) and len(_ACCELERATE_KEYS.intersection(value)) >= 2:
+        return "accelerate"
+    if _is_hf_arguments(name, value):
+        return "hf_arguments"
+    return "accelerate" if name.rpartition("/")[2] == "accelerate.yaml" else "yaml"
+
+
+def _is_hf_arguments(name: str, value: Any) -> bool:
+    """A batch per device is said nowhere else; `fp16: true` is no section of DeepSpeed's."""
+    if not isinstance(value, dict) or "zero_optimization" in value:
+        return False
+    scalars = {key for key in _HF_KEYS.intersection(value) if not isinstance(value[key], dict)}
+    if "per_device_train_batch_size" in value or (scalars and _HF_NAME.search(name.rpartition("/")[2])):
+        return True
+    return len(scalars) >= 3 and bool(scalars - _DEEPSPEED_KEYS)
+
+
 def text_kind(name: str, text: str) -> Kind:
-    """The kind of a text that is no JSON."""
+    """The kind of a text that is neither JSON nor YAML."""
     stem = name.rpartition("/")[2]
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
-    if stem == "accelerate.yaml":
-        return "accelerate"
+    if stem in _DEEPSPEED_ENV:
+        return "deepspeed_env"
     if _ENV_NAME.match(stem):
         return "env"
+    if stem.endswith(".py") or _PYTHON_FIRST_LINE.match(text):
+        return "python"
     if text.startswith("#!") or "#SBATCH" in text or _SHELL_NAME.search(stem):
         return "shell"
     if "hostfile" in stem.lower() or (lines and _HOST_LINE.match(lines[0])):
         return "hostfile"
     if stem == "megatron_args.txt" or (lines and all(line.startswith("--") for line in lines)):
         return "megatron_args"
-    return "env" if lines and all(_ENV_LINE.match(line) for line in lines) else "other"
+    if lines and all(_ENV_LINE.match(line) for line in lines):
+        return "env"
+    if _LAUNCH.search(text[:_LOOKED_AT]):
+        return "shell"
+    return "python" if _PYTHON_LINE.search(text[:_LOOKED_AT]) else "other"

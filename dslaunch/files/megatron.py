@@ -1,41 +1,30 @@
-"""megatron_args.txt: one flag of Megatron with its values on each line, quoted for the shell."""
+"""Megatron's arguments: megatron_args.txt (one flag with its values on each line), or the words of a command."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from dataclasses import dataclass, field
 
-from dslaunch.files.position import START, Position, Problem
+from dslaunch.files.commands import CommandLine
+from dslaunch.files.flags import Arguments, Flag
+from dslaunch.files.position import Position, Problem
 
-
-@dataclass(frozen=True)
-class Flag:
-    """One line."""
-
-    name: str
-    """Such as `--num-layers`."""
-    values: tuple[str, ...]
-    at: Position
+_SCRIPT = re.compile(r"(?:.*/)?(?:pretrain_\w+|finetune_\w*megatron\w*|\w*megatron\w*)\.py")
+_FLAGS = frozenset({
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
+    "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings",
+})  # fmt: skip
+_ENOUGH = 3
 
 
-@dataclass(frozen=True)
-class MegatronArgs:
-    """The flags in order, and the lines that are none."""
-
-    flags: tuple[Flag, ...]
-    problems: tuple[Problem, ...] = field(default=())
-
-    def value(self, name: str) -> str | None:
-        """The last value given to `name`, or None; argparse lets the last one win."""
-        values = [flag.values[-1] for flag in self.flags if flag.name == name and flag.values]
-        return values[-1] if values else None
-
-    def position(self, name: str) -> Position:
-        """Where `name` stands last; the start of the file where it doesn't."""
-        return next((flag.at for flag in reversed(self.flags) if flag.name == name), START)
+def is_megatron(launch: CommandLine) -> bool:
+    """Whether the command starts a script that reads Megatron's arguments: by its name, or by what it is given."""
+    given = sum(launch.arguments.has(name) for name in _FLAGS)
+    named = launch.script is not None and _SCRIPT.fullmatch(launch.script.text) is not None
+    return given >= (1 if named else _ENOUGH)
 
 
-def parse(text: str) -> MegatronArgs:
+def parse(text: str) -> Arguments:
     """The flags in `text`; blank lines and lines that begin with # are passed over."""
     flags: list[Flag] = []
     problems: list[Problem] = []
@@ -51,4 +40,4 @@ def parse(text: str) -> MegatronArgs:
             flags.append(Flag(name, (value, *words[1:]) if equals else tuple(words[1:]), at))
         elif words:
             problems.append(Problem("file.syntax", f"{words[0]!r} is no flag: each line begins with one", at))
-    return MegatronArgs(tuple(flags), tuple(problems))
+    return Arguments(tuple(flags), problems=tuple(problems))

@@ -25,7 +25,7 @@ class Problem:
     """What keeps a text from being read as its kind."""
 
     rule: str
-    """The rule that reports it: file.syntax | file.duplicate-key."""
+    """The rule that reports it: file.syntax | file.duplicate-key | file.unread."""
     message: str
     at: Position
 
@@ -44,6 +44,10 @@ class Lines:
         """The position of the character at `offset`."""
         line = bisect_right(self._starts, offset)
         return Position(line, offset - self._starts[line - 1] + 1)
+
+    def offset(self, at: Position) -> int:
+        """The offset of the character at `at`."""
+        return self._starts[at.line - 1] + at.column - 1
 
 
 def dotted(path: Path) -> str:

@@ -56,6 +56,13 @@ def parse(text: str) -> Document:
     return Document(value, reader.positions, tuple(reader.problems))
 
 
+def value_end(text: str, start: int) -> int:
+    """The offset behind the value that begins at `start` of a document that `parse` reads."""
+    reader = _Reader(text, at=start)
+    reader.value(())
+    return len(text[: reader.at].rstrip()) if text[start] not in "\"'" else reader.at
+
+
 @dataclass
 class _Reader:
     text: str

@@ -18,3 +18,8 @@ def left_out(listed: Iterable[str], present: Iterable[str]) -> list[str]:
     the files beside it (`present`) that only a rendering writes."""
     expected = REQUIRED | {name for name in present if _RENDERED.fullmatch(name)}
     return sorted(expected - set(listed))
+
+
+def is_rendered(name: str) -> bool:
+    """Whether a rendering writes a file of this name, its manifest aside."""
+    return _RENDERED.fullmatch(name) is not None

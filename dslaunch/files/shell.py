@@ -11,7 +11,7 @@ _ASSIGNMENT = re.compile(
     r"""(?:^|(?<=[\s;,]))                      # a word of its own, or one of `--export=ALL,NAME=value`
         (?:--export=|--env=)?
         ([A-Za-z_][A-Za-z0-9_]*)=
-        ("[^"\n]*"|'[^'\n]*'|[^\s;,"']*)""",
+        ("[^"\n]*"|'[^'\n]*'|[^\s;,"']*(?:,(?![A-Za-z_]\w*=)[^\s;,"']*)*)""",
     re.VERBOSE,
 )
 _COMMENT = re.compile(r"\s*#(?!SBATCH|PBS)")

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Family = Literal["megatron", "transformers", "torch"]
-"""Whose layers run: Megatron's (fused, Transformer Engine where it is installed), Hugging Face's eager modules,
-or plain PyTorch modules of the torchtitan and llm-foundry kind."""
-Fp8 = Literal["none", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
+"""Whose layers run: Megatron's (fused, Transformer Engine where it is installed), Hugging Face's eager
+modules, or plain PyTorch modules of the torchtitan and llm-foundry kind."""
+Optimizer = Literal["adamw", "adamw8bit", "paged_adamw8bit"]
+"""Which moments are kept: in the states' own type, in 8 bits with a scale for each 256, or those on the
+host."""
+Fp8 = Literal["none", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
 
 
 @dataclass(frozen=True)
@@ -24,22 +27,90 @@ class Software:
     """Attention keeps no s^2 tensors."""
     fp8: Fp8 = "none"
     """Data type of the matrix products' inputs; weights and activations stay in training.precision."""
-    loss: Literal["plain", "fused", "chunked"] = "plain"
-    """Logits and loss as single operations in fp32, in one kernel over bf16 logits, or by pieces of the sequence."""
+    loss: Literal["plain", "compiled", "fused", "chunked"] = "plain"
+    """Logits and loss as single operations in fp32, the same joined by the compiler, in one kernel over
+    16-bit logits, or by pieces of the tokens."""
     recompute_layers: int | None = None
     """Layers of a stage that full recompute covers; None: all."""
     recompute_modules: tuple[str, ...] = ()
     """What selective recompute covers, in Megatron's words; empty: attention's core."""
+    dropout: bool = False
+    """Each branch's output and attention's weights go through dropout, whose masks are kept."""
+    fused_wgrad: bool = True
+    """Products add weights' gradients to the main ones themselves (Megatron's gradient accumulation
+    fusion)."""
+    alltoall_context: bool = False
+    """Context parallelism exchanges heads for tokens around attention; otherwise keys and values go round."""
+    offloaded_modules: tuple[str, ...] = ()
+    """Modules whose kept tensors wait in host memory, in Megatron's words."""
+    half_moments: bool = False
+    """The optimizer's two moments are in 16 bits."""
+    balanced_routing: bool = False
+    """Tokens are dealt to experts evenly, whatever the router says."""
+    grouped_products: bool = False
+    """Products of all experts of a rank run side by side, each stream with a workspace of its own."""
+    deterministic: bool = False
+    """Matrix products have the workspaces that repeatable results need."""
     half_states: bool = False
     """Weights, gradients and moments are all in 16 bits: no fp32 master (torchtune's bf16 recipes)."""
+    half_gradients: bool = False
+    """Gradients are reduced in 16 bits, whatever they are accumulated in."""
+    compiled: bool = False
+    """torch.compile joins kernels that compute little."""
+    upcast_norms: bool = False
+    """RMSNorm is single operations on a copy in fp32, not one kernel."""
+    repeated_kv: bool = False
+    """Keys and values are copied for each query head before attention."""
+    logits_upcast: bool = False
+    """The model hands its logits on in fp32, beside the loss."""
+    logits_held: bool = False
+    """The program holds the model's fp32 logits until the backward pass is done."""
+    logits_whole: bool = False
+    """A chunked loss finds the logits of all chunks made already."""
+    half_loss: bool = False
+    """Cross-entropy's own tensors are in 16 bits, as logits are: no autocast, no copy in fp32."""
+    tiled_mlp: bool = False
+    """The MLP runs by pieces of the sequence, forward and backward (DeepSpeed's TiledMLP)."""
+    optimizer: Optimizer = "adamw"
+    foreach_step: bool = False
+    """The optimizer's step makes temporary tensors for all parameters at once, not one kernel's worth."""
+    step_in_backward: bool = False
+    """Each parameter is updated, and its gradient freed, as soon as that is made."""
+    offloaded_activations: bool = False
+    """What checkpointing keeps waits in host memory."""
+    joined_ends: bool = False
+    """FSDP gathers embedding and head together, before the first layer, and keeps them until the step
+    ends."""
+    expandable_segments: bool = True
+    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: freed memory is joined across sizes."""
+    naive_split: bool = False
+    """Stages run one after the other, a micro-batch at a time (transformers' device_map)."""
+    varying_lengths: bool = False
+    """Micro-batches are as long as their longest sample, so that freed blocks seldom fit the next ones."""
+    usual_tokens: int = 0
+    """Tokens of a usual sample where lengths vary; 0: as many as the longest."""
+    overlap_tp: bool = False
+    """Collectives of tensor parallelism run beside the products that need them (Transformer Engine's user
+    buffers, PyTorch's asynchronous TP)."""
+    dequantising: float = 5.0
+    """Bytes that unpacking a weight of 4 bits moves, each time that its matrix is used."""
+    overlap_ep: bool = False
+    """Tokens travel to their experts beside the computation of another micro-batch."""
+    own_attention: bool = False
+    """Fused attention by kernels written for the GPU's architecture (cuDNN's in Transformer Engine)."""
+    graphs: bool = False
+    """Kernels are started by CUDA graphs, most of them without the host."""
+    dispatcher: Literal["alltoall", "deepep"] = "alltoall"
+    """How tokens reach their experts: once for each expert, or once for each node that has some of them."""
 
 
+PLAIN = Software("torch")
 OF_ENGINE: dict[str, Software] = {
     "deepspeed": Software("transformers"),
     "torch": Software("transformers"),
-    "megatron": Software("megatron"),
-    "megatron_deepspeed": Software("megatron"),
-    "megatron_mimo": Software("megatron"),
+    "megatron": Software("megatron", loss="compiled", grouped_products=True, own_attention=True),
+    "megatron_deepspeed": Software("megatron", own_attention=True),
+    "megatron_mimo": Software("megatron", own_attention=True),
     "native": Software("torch"),
 }
 """What runs under an engine where nobody says otherwise."""

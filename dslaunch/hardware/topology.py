@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dslaunch.schema.cluster import Cluster, Link
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate: `size` of them, `stride` ranks apart."""
+
+    size: int
+    stride: int = 1
+
+    @property
+    def span(self) -> int:
+        """Ranks from the first to the last."""
+        return (self.size - 1) * self.stride + 1
 
 
 def tensor_domain(cluster: Cluster) -> int:
@@ -31,6 +46,12 @@ def group_link(cluster: Cluster, span: int) -> Link:
     if link.peer_gb_per_s is None or span < 2:
         return link
     return link.model_copy(update={"gb_per_s": min(link.gb_per_s, (span - 1) * link.peer_gb_per_s)})
+
+
+def inside(cluster: Cluster, group: Group) -> int:
+    """Members of the group that share a fast domain with one of them, itself included."""
+    fast = max(cluster.slots, tensor_domain(cluster))
+    return max(1, min(group.size, -(-fast // group.stride)))
 
 
 def describe(cluster: Cluster) -> str:

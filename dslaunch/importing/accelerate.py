@@ -13,50 +13,18 @@ import yaml
 
 from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.files.fileset import read_paths
-from dslaunch.importing.deepspeed import flattened, read_config, take_deepspeed
-from dslaunch.importing.imported import Imported, Note, checked_name
+from dslaunch.importing.accelerate_source import DEGREES, Source
+from dslaunch.importing.accelerate_torch import take_ddp, take_fsdp
+from dslaunch.importing.deepspeed import take_deepspeed
+from dslaunch.importing.deepspeed_file import flattened, read_config
+from dslaunch.importing.imported import Imported, checked_name
 from dslaunch.importing.recipe import Recipe, begun, require
 
-_WITHOUT_BEARING = frozenset({
-    "compute_environment", "machine_rank", "main_training_function", "same_network", "gpu_ids", "debug",
-    "main_process_ip", "rdzv_backend", "enable_cpu_affinity", "use_cpu", "tpu_use_cluster", "tpu_use_sudo",
-    "tpu_env", "tpu_name", "tpu_zone", "tpu_vm", "commands", "command_file", "downcast_bf16",
-})  # fmt: skip
-"""What the launcher finds out at launch, or what belongs to machines that dslaunch does not start."""
 _LAUNCH_KEYS = ("num_processes", "num_machines", "mixed_precision", "distributed_type")
 _DEEPSPEED_ENV = (
     "the script has to be handed the rendered file: with ACCELERATE_USE_DEEPSPEED=true and "
     "ACCELERATE_DEEPSPEED_CONFIG_FILE, or DeepSpeedPlugin(hf_ds_config=os.environ['DSLAUNCH_DS_CONFIG'])"
 )
-
-
-class Source:
-    """The file's keys, dotted; what nobody takes is told."""
-
-    def __init__(self, config: Mapping[str, Any], path: str) -> None:
-        self.path = path
-        self.left = dict(flattened(config))
-        self.notes: list[Note] = []
-        mixed = str(self.left.pop("mixed_precision", None) or "no").lower()
-        self.precision = {"no": "fp32", "fp8": "bf16"}.get(mixed, mixed)
-        if mixed == "fp8":
-            self.note("mixed_precision", "fp8: planned as bf16")
-
-    def take(self, key: str) -> Any:
-        """The value; None where it is absent."""
-        return self.left.pop(key, None)
-
-    def note(self, key: str, reason: str) -> None:
-        """Something that is not carried over as it stands."""
-        self.notes.append(Note(key, reason))
-
-    def finish(self) -> tuple[Note, ...]:
-        """The notes, with one for each key that says something and that nobody took."""
-        for key, value in self.left.items():
-            off = value in (None, False, "", "no", "NO", "none", {}, [])
-            if not off and key not in _WITHOUT_BEARING:
-                self.note(key, f"{value}: no key of dslaunch stands for it")
-        return tuple(self.notes)
 
 
 def import_accelerate(
@@ -76,47 +44,81 @@ def import_accelerate(
     name = checked_name(name, Path(path).stem)
     recipe = begun(name, f"imported from {Path(path).name}", words, script_arguments)
     source = Source(config, path)
-    _cluster(recipe, source)
-    require(recipe, "model", "training.seq_len", source=path)
-    if (port := source.take("main_process_port")) and port >= 1024:
+    kind = _kind(source)
+    require(
+        recipe,
+        "model",
+        "cluster",
+        "training.seq_len",
+        *_batch_keys(recipe, config, kind),
+        source=path,
+        cluster="H100",
+    )
+    _cluster(recipe, source, kind)
+    if (port := source.whole("main_process_port", least=0)) and port >= 1024:
         recipe.put("launcher.master_port", port)
-    kind = str(source.take("distributed_type") or "NO").upper()
-    if kind not in _KINDS:
-        raise ConfigError(
-            f"{path}: distributed_type is {kind}. Known are {listed(_KINDS)}.{nearest(kind, _KINDS)}"
-        )
     stated = {key: config[key] for key in _LAUNCH_KEYS if key in config}
+    if "mixed_precision" in stated:
+        stated["mixed_precision"] = stated["mixed_precision"] or "no"
+    if "distributed_type" in stated:
+        stated["distributed_type"] = kind
     original = {**stated, **_KINDS[kind](recipe, source)}
-    require(recipe, "training.global_batch", source=path)
     notes = source.finish()
     text = recipe.text(notes, [f"Imported from the accelerate configuration {Path(path).name}."])
     return Imported(name, {f"recipes/{name}.yaml": text}, notes, recipe.choices, original)
+
+
+def _kind(source: Source) -> str:
+    """The distributed_type; NO without quotes is false to YAML."""
+    kind = str(source.take("distributed_type") or "NO").upper()
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"{source.path}: distributed_type is {kind}. Known are {listed(_KINDS)}.{nearest(kind, _KINDS)}"
+        )
+    return kind
+
+
+def _batch_keys(recipe: Recipe, config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    """The batch is the script's, except where a DeepSpeed file may tell it; ZeRO's follows from a micro-batch."""
+    plugin = config.get("deepspeed_config") or {}
+    told = kind == "DEEPSPEED" and (recipe.get("training.micro_batch") or "deepspeed_config_file" in plugin)
+    return () if told else ("training.global_batch",)
 
 
 def _parsed(path: str) -> Mapping[str, Any]:
     (file,) = read_paths([Path(path)]).files
     try:
         config = yaml.safe_load(file.text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}. Give accelerate's configuration.") from error
-    if not isinstance(config, dict) or not {"distributed_type", "num_processes"} & set(config):
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise ConfigError(
+            f"{path}{line}: not YAML: {error.problem}. Give accelerate's configuration."
+        ) from error
+    if (
+        not isinstance(config, dict)
+        or not all(isinstance(key, str) for key in config)
+        or not {"distributed_type", "num_processes"} & set(config)
+    ):
         raise ConfigError(
             f"{path}: has neither distributed_type nor num_processes, so it is none of accelerate's."
         )
     return config
 
 
-def _cluster(recipe: Recipe, source: Source) -> None:
+def _cluster(recipe: Recipe, source: Source, kind: str) -> None:
     """`cluster=A100` takes its size from num_processes and num_machines; a sized one stays."""
-    processes, machines = source.take("num_processes"), source.take("num_machines") or 1
-    choice = recipe.groups.get("cluster", "")
-    if not choice:
-        raise ConfigError(f"{source.path}: does not say which GPU. Add cluster=TYPE, such as cluster=A100.")
-    if recipe.gpus is not None or not processes or processes < 1:
+    processes, machines = source.whole("num_processes"), source.whole("num_machines") or 1
+    processes = processes or (1 if kind == "NO" else None)
+    if recipe.gpus is not None or recipe.groups["cluster"] == "local":
         return
+    if processes is None:
+        raise ConfigError(
+            f"{source.path}: num_processes is missing. Say how many GPUs: cluster=8x{recipe.groups['cluster']}"
+        )
     if processes % machines:
         raise ConfigError(f"{source.path}: {processes} processes do not share {machines} machines equally.")
-    recipe.groups["cluster"] = f"{machines}x{processes // machines}x{choice}"
+    recipe.groups["cluster"] = f"{machines}x{processes // machines}x{recipe.groups['cluster']}"
 
 
 def _deepspeed(recipe: Recipe, source: Source) -> dict[str, Any]:
@@ -125,27 +127,43 @@ def _deepspeed(recipe: Recipe, source: Source) -> dict[str, Any]:
     source.note("distributed_type", f"DEEPSPEED: {_DEEPSPEED_ENV}")
     if source.take(f"{section}zero3_init_flag"):
         source.note(f"{section}zero3_init_flag", "deepspeed.zero.Init is the script's to call")
-    if hostfile := source.take(f"{section}deepspeed_hostfile"):
+    if hostfile := source.text(f"{section}deepspeed_hostfile"):
         recipe.put("launcher.hostfile", hostfile)
-    if file := source.take(f"{section}deepspeed_config_file"):
-        config = read_config(str(Path(source.path).parent / file))
+    source.refuse_cut("tp_size", "cp_size")
+    if (shared := source.whole(f"{DEGREES}sp_size") or 1) > 1:
+        recipe.put("strategy.every.cp", shared)
+    for unit in ("dp_replicate_size", "dp_shard_size"):
+        source.take(f"{DEGREES}{unit}")
+    if file := source.text(f"{section}deepspeed_config_file"):
+        config = _beside(source, file)
         source.notes += take_deepspeed(recipe, config, file)
-        return dict(flattened(config))
-    config = _plugin(source, section)
-    source.notes += take_deepspeed(recipe, {**config, **_script_batch(recipe, source)}, source.path)
+    else:
+        config = _plugin(source, section)
+        source.notes += take_deepspeed(recipe, {**config, **_script_batch(recipe)}, source.path)
     return dict(flattened(config))
 
 
+def _beside(source: Source, file: str) -> Mapping[str, Any]:
+    """The DeepSpeed file that the configuration names, relative to its own folder."""
+    try:
+        return read_config(str(Path(source.path).parent / file))
+    except ConfigError as error:
+        raise ConfigError(f"{source.path}: deepspeed_config.deepspeed_config_file: {error}") from error
+
+
 def _plugin(source: Source, section: str) -> dict[str, Any]:
-    stage = source.take(f"{section}zero_stage")
+    """What accelerate makes of its own keys (utils/dataclasses.py, DeepSpeedPlugin)."""
+    stage = source.whole(f"{section}zero_stage", least=0)
+    if stage is not None and stage > 3:
+        raise source.wrong(f"{section}zero_stage", stage, "0, 1, 2 or 3")
     zero: dict[str, Any] = {"stage": 2 if stage is None else stage}
-    for key, device in (
-        ("offload_optimizer", "offload_optimizer_device"),
-        ("offload_param", "offload_param_device"),
-    ):
-        value = source.take(f"{section}{device}")
-        if value not in (None, "none"):
-            zero[key] = {"device": value}
+    for part in ("optimizer", "param"):
+        device = source.text(f"{section}offload_{part}_device") or "none"
+        if device not in ("none", "cpu", "nvme"):
+            raise source.wrong(f"{section}offload_{part}_device", device, "none, cpu or nvme")
+        if device != "none":
+            place = source.text(f"{section}offload_{part}_nvme_path")
+            zero[f"offload_{part}"] = {"device": device} | ({"nvme_path": place} if place else {})
     if source.take(f"{section}zero3_save_16bit_model"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     config: dict[str, Any] = {"zero_optimization": zero}
@@ -153,74 +171,21 @@ def _plugin(source: Source, section: str) -> dict[str, Any]:
         source.take(f"{section}gradient_accumulation_steps"),
         source.take(f"{section}gradient_clipping"),
     )
-    if isinstance(steps, int):
+    if type(steps) is int:
         config["gradient_accumulation_steps"] = steps
     if isinstance(clip, int | float):
         config["gradient_clipping"] = clip
+    if kind := source.text(f"{section}seq_parallel_communication_data_type"):
+        config["seq_parallel_communication_data_type"] = kind
     if source.precision != "fp32":
         config[source.precision] = {"enabled": True}
     return config
 
 
-def _script_batch(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """Samples per pass are the script's; without training.micro_batch or global_batch nothing can be planned."""
-    if recipe.get("training.micro_batch") is None and recipe.get("training.global_batch") is None:
-        raise ConfigError(
-            f"{source.path}: the batch is the script's. Add training.micro_batch=4 (per GPU) or "
-            "training.global_batch=128."
-        )
+def _script_batch(recipe: Recipe) -> dict[str, Any]:
+    """Samples per pass are the script's."""
     micro = recipe.get("training.micro_batch")
     return {"train_micro_batch_size_per_gpu": micro} if micro else {}
-
-
-def _fsdp(recipe: Recipe, source: Source) -> dict[str, Any]:
-    section = "fsdp_config."
-    version, strategy = source.take(f"{section}fsdp_version"), source.take(f"{section}fsdp_sharding_strategy")
-    reshard = source.take(f"{section}fsdp_reshard_after_forward")
-    if version in (None, 1):
-        source.note(f"{section}fsdp_version", "1: planned as FSDP2")
-    if strategy in ("NO_SHARD", 3):
-        return _ddp(recipe, source)
-    if strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5):
-        source.note(f"{section}fsdp_sharding_strategy", f"{strategy}: planned as one shard over all GPUs")
-    if strategy in ("SHARD_GRAD_OP", 2) or reshard is False:
-        source.note(
-            f"{section}fsdp_reshard_after_forward",
-            "parameters stay whole between forward and backward: planned as resharded, which takes less memory",
-        )
-    if source.take(f"{section}fsdp_activation_checkpointing"):
-        recipe.put("strategy.every.recompute", "full")
-    _torch(recipe, source, "fsdp2")
-    env = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
-    for key, name in _FSDP_ENV.items():
-        value = source.take(f"{section}{key}")
-        if value not in (None, "", "none"):
-            env[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    for name, value in env.items():
-        recipe.put(f"env.{name}", value)
-    return {}
-
-
-_FSDP_ENV = {
-    "fsdp_auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
-    "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
-    "fsdp_min_num_params": "FSDP_MIN_NUM_PARAMS",
-    "fsdp_state_dict_type": "FSDP_STATE_DICT_TYPE",
-    "fsdp_cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
-}
-
-
-def _ddp(recipe: Recipe, source: Source) -> dict[str, Any]:
-    _torch(recipe, source, "ddp")
-    return {}
-
-
-def _torch(recipe: Recipe, source: Source, strategy: str) -> None:
-    """accelerate under torchrun takes its settings from the environment."""
-    recipe.groups.setdefault("strategy", strategy)
-    recipe.groups.setdefault("engine", "torch")
-    recipe.put("training.precision", source.precision)
-    recipe.put("env.ACCELERATE_MIXED_PRECISION", "no" if source.precision == "fp32" else source.precision)
 
 
 def _megatron(recipe: Recipe, source: Source) -> dict[str, Any]:
@@ -232,9 +197,9 @@ def _megatron(recipe: Recipe, source: Source) -> dict[str, Any]:
 
 _KINDS: dict[str, Callable[[Recipe, Source], dict[str, Any]]] = {
     "DEEPSPEED": _deepspeed,
-    "FSDP": _fsdp,
+    "FSDP": take_fsdp,
     "MEGATRON_LM": _megatron,
-    "MULTI_CPU": _ddp,
-    "MULTI_GPU": _ddp,
-    "NO": _ddp,
+    "MULTI_CPU": take_ddp,
+    "MULTI_GPU": take_ddp,
+    "NO": take_ddp,
 }

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dslaunch.engines.deepspeed_keys import Section, table
 from dslaunch.files import megatron
-from dslaunch.importing.deepspeed import flattened
-
-ALIASES = {"bfloat16.": "bf16."}
+from dslaunch.importing.deepspeed_file import flattened
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,21 @@ def compared(original: Mapping[str, Any], rendered: Mapping[str, Any]) -> tuple[
     """Each of the original's dotted keys; a switch that is off is the same as one that is absent."""
     rows = []
     for key, value in original.items():
-        own = next((new + key.removeprefix(old) for old, new in ALIASES.items() if key.startswith(old)), key)
-        found = rendered.get(own)
+        found = rendered.get(key, rendered.get(_documented(key)))
         off = value is False and found is None
         rows.append(Row(key, value, found, off or _equal(value, found)))
     return tuple(rows)
+
+
+def _documented(dotted: str) -> str:
+    """A key of DeepSpeed's under the name that it documents: bf16.enabled for bfloat16.enabled."""
+    section: Section | None = table().sections[""]
+    names = []
+    for part in dotted.split("."):
+        key = section.keys.get(part) if section else None
+        names.append(key.alias_of or part if key else part)
+        section = table().sections.get(section.below(key)) if section and key else None
+    return ".".join(names)
 
 
 def keys_of(files: Mapping[str, str]) -> dict[str, Any]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dslaunch.errors import ConfigError
-from dslaunch.files.fileset import read_paths
+from dslaunch.importing.deepspeed_file import AUTO, flattened, read_config
 from dslaunch.importing.deepspeed_modes import take_modes
 from dslaunch.importing.deepspeed_schedule import take_schedule
 from dslaunch.importing.imported import Imported, Note, checked_name
 from dslaunch.importing.recipe import Recipe, begun, require
 from dslaunch.importing.taken import deepspeed_refusal
 
-AUTO = "auto"
 _AUTO_REASON = "auto: Hugging Face's Trainer fills it in; the plan counts on its own value"
 _FILLED_IN = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Where one of these is `auto`, the Trainer reads the file: it is rendered with `auto` again."""
@@ -24,7 +23,8 @@ _ADAMS = ("adam", "adamw")
 class Source:
     """The configuration's keys, dotted; each is taken once, and what is left goes to engine.extra."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], path: str) -> None:
+        self.path = path
         self.left = dict(flattened(config))
         self.notes: list[Note] = []
 
@@ -39,6 +39,25 @@ class Source:
                 elif found is None:
                     found = value
         return found
+
+    def real(self, key: str) -> float | None:
+        """A number of a `params` section, which no parser of DeepSpeed's checks; None as `take` has it.
+
+        Raises:
+            ConfigError: no number. Text that Python reads as one passes, as it does in DeepSpeed ("1e-4").
+        """
+        value = self.take(key)
+        try:
+            return None if value is None else float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{self.path}: {key} is {value!r}: a number belongs there.") from None
+
+    def whole(self, key: str) -> int | None:
+        """A count of a `params` section; raises ConfigError as `real` does."""
+        value = self.real(key)
+        if value is not None and value != int(value):
+            raise ConfigError(f"{self.path}: {key} is {value}: a whole number belongs there.")
+        return None if value is None else int(value)
 
     def note(self, key: str, reason: str) -> None:
         """Something that is not carried over as it stands."""
@@ -74,11 +93,13 @@ def import_deepspeed(
 
 def take_deepspeed(recipe: Recipe, config: Mapping[str, Any], path: str) -> tuple[Note, ...]:
     """Fills the recipe from a configuration; the notes of what is not carried over."""
-    source = Source(config)
+    source = Source(config, path)
     recipe.groups.setdefault("engine", "deepspeed")
     if any(source.left.get(key) == AUTO for key in _FILLED_IN):
         recipe.put("engine.huggingface", True)
-    require(recipe, "model", "cluster", "training.seq_len", source=path)
+    told = any(source.left.get(key) not in (None, AUTO) for key in _FILLED_IN[:2])
+    batch = () if told or recipe.get("training.micro_batch") else ("training.global_batch",)
+    require(recipe, "model", "cluster", "training.seq_len", *batch, source=path)
     _strategy(recipe, source)
     _batch(recipe, source, path)
     _precision(recipe, source)
@@ -89,36 +110,18 @@ def take_deepspeed(recipe: Recipe, config: Mapping[str, Any], path: str) -> tupl
     return tuple(source.notes)
 
 
-def read_config(path: str) -> Mapping[str, Any]:
-    """The configuration as DeepSpeed would read it; raises ConfigError where it cannot."""
-    (file,) = read_paths([Path(path)]).files
-    if not isinstance(file.value, dict):
-        problem = file.problems[0] if file.problems else None
-        where = (
-            f"{path}:{problem.at.line}:{problem.at.column}: {problem.message}"
-            if problem
-            else f"{path}: no JSON"
-        )
-        raise ConfigError(f"{where}. Give a DeepSpeed configuration.")
-    return file.value
-
-
-def flattened(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf; an empty section is a leaf."""
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from flattened(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
-
-
 def _strategy(recipe: Recipe, source: Source) -> None:
-    stage = source.take("zero_optimization.stage") or 0
+    stage = int(source.take("zero_optimization.stage") or 0)
+    if (switch := source.take("zero_optimization")) is not None:
+        stage = int(bool(switch))
+        source.note(
+            "zero_optimization", f"{switch}: the old form of zero_optimization.stage {stage}, written so"
+        )
     recipe.groups.setdefault("strategy", f"zero{stage}")
     take_modes(recipe, source)
     overlap = source.take("zero_optimization.overlap_comm")
     recipe.put("training.overlap_comm", bool(stage == 3 if overlap is None else overlap))
-    if (tp := source.take("tensor_parallel.autotp_size")) and tp > 1:
+    if (tp := int(source.take("tensor_parallel.autotp_size") or 1)) > 1:
         recipe.put("strategy.every.tp", tp)
     if (cp := source.take("sequence_parallel_size")) and cp > 1:
         recipe.put("strategy.every.cp", cp)
@@ -130,18 +133,31 @@ def _batch(recipe: Recipe, source: Source, path: str) -> None:
     micro = source.take("train_micro_batch_size_per_gpu")
     steps = source.take("gradient_accumulation_steps")
     own_micro = recipe.get("training.micro_batch") is not None
+    replicas = _replicas(recipe)
+    if total and micro and replicas:
+        _refuse_other_ranks(recipe, total, micro * (steps or 1), replicas, path)
     if micro:
         recipe.put("training.micro_batch", micro)
-    elif total and not own_micro:
+    elif (total or (steps and recipe.get("training.global_batch"))) and not own_micro:
         recipe.put("training.micro_batch", None)
     if steps or (total and not micro and not own_micro):
         recipe.put("training.num_microbatches", steps or 1)
-    replicas = _replicas(recipe)
     if total is None and micro and replicas:
         total = micro * (steps or 1) * replicas
     if total:
         recipe.put("training.global_batch", total)
     require(recipe, "training.global_batch", source=path)
+
+
+def _refuse_other_ranks(recipe: Recipe, total: int, of_one: int, replicas: int, path: str) -> None:
+    """The three batch keys together tell for how many GPUs the file was written."""
+    fixed = any(recipe.get(f"training.{key}") for key in ("global_batch", "micro_batch", "num_microbatches"))
+    if not fixed and total % (of_one * replicas):
+        raise ConfigError(
+            f"{path}: train_batch_size {total} / {of_one} samples of each GPU = {total / of_one:g} replicas, and "
+            f"cluster={recipe.groups['cluster']} has {replicas}. Give the cluster that it was written for, or "
+            f"training.global_batch={of_one * replicas}."
+        )
 
 
 def _replicas(recipe: Recipe) -> int | None:
@@ -196,14 +212,20 @@ def _optimizer(recipe: Recipe, source: Source) -> None:
         )
         source.note("optimizer.params.adam_w_mode", reason)
     for key, own in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay")):
-        value = source.take(f"optimizer.params.{key}")
+        value = source.real(f"optimizer.params.{key}")
         if value is not None:
-            recipe.put(f"training.optimizer.{own}", float(value))
+            recipe.put(f"training.optimizer.{own}", value)
         elif known and key != "lr":
             recipe.put(f"training.optimizer.{own}", {"eps": 1e-8, "weight_decay": 0.0}[key])
     betas = source.take("optimizer.params.betas")
+    if betas is not None and not _is_pair(betas):
+        raise ConfigError(f"{source.path}: optimizer.params.betas is {betas!r}: two numbers belong there.")
     if betas or known:
         recipe.put("training.optimizer.betas", [float(beta) for beta in betas or (0.9, 0.999)])
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value)
 
 
 def _extra(recipe: Recipe, source: Source) -> None:

@@ -37,7 +37,7 @@ def take_schedule(recipe: Recipe, source: Source) -> None:
     if recipe.get("engine.huggingface"):
         source.note("scheduler.type", f"{kind}: the Trainer makes the schedule, from its own arguments")
     _warmup(recipe, source, params)
-    total = source.take("scheduler.params.total_num_steps")
+    total = source.whole("scheduler.params.total_num_steps")
     if total is not None:
         recipe.put("training.steps", total)
     _ends(recipe, source, str(kind))
@@ -47,7 +47,7 @@ def take_schedule(recipe: Recipe, source: Source) -> None:
 
 
 def _warmup(recipe: Recipe, source: Source, params: list[str]) -> None:
-    steps = source.take("scheduler.params.warmup_num_steps")
+    steps = source.whole("scheduler.params.warmup_num_steps")
     if steps is None and "warmup_num_steps" not in params:
         steps = _DEFAULT_WARMUP
     recipe.put("training.optimizer.warmup_steps", _LEAST_WARMUP if steps is None else steps)
@@ -61,16 +61,16 @@ def _ends(recipe: Recipe, source: Source, kind: str) -> None:
         source.note("scheduler.params.warmup_min_lr", "the warm-up starts at 0")
     if source.take("scheduler.params.warmup_min_ratio"):
         source.note("scheduler.params.warmup_min_ratio", "the warm-up starts at 0")
-    peak = source.take("scheduler.params.warmup_max_lr")
+    peak = source.real("scheduler.params.warmup_max_lr")
     lr = recipe.get("training.optimizer.lr")
     if peak is not None and lr is None:
-        recipe.put("training.optimizer.lr", float(peak))
-    elif peak is not None and float(peak) != lr:
+        recipe.put("training.optimizer.lr", peak)
+    elif peak is not None and peak != lr:
         source.note(
             "optimizer.params.lr", f"{lr}: the scheduler's warmup_max_lr {peak} is the peak, and wins"
         )
-        recipe.tree["training"]["optimizer"]["lr"] = float(peak)
-    ratio = source.take("scheduler.params.cos_min_ratio")
+        recipe.tree["training"]["optimizer"]["lr"] = peak
+    ratio = source.real("scheduler.params.cos_min_ratio")
     lr = recipe.get("training.optimizer.lr")
     if kind == "WarmupCosineLR" and lr is not None:
         recipe.put("training.optimizer.min_lr", lr * (_DEFAULT_COS_MIN_RATIO if ratio is None else ratio))

@@ -40,7 +40,10 @@ def import_hf(source: str, name: str = "") -> Imported:
     config = _parsed(text, source)
     kind = config.get("model_type")
     refuse_unknown(kind, f"{source}: ", KNOWN)
-    graph, notes = _graph(config, str(kind))
+    try:
+        graph, notes = _graph(config, str(kind))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     name = checked_name(name, shown)
     model: dict[str, Any] = {"name": name, "source": f"{shown} config.json (model_type {kind})", **graph}
     _check(model, source)
@@ -63,7 +66,10 @@ def _graph(config: Mapping[str, Any], kind: str) -> tuple[dict[str, Any], tuple[
     if kind in JOINS:
         return vision_language(config, kind)
     if kind in _TOWER_OF:
-        fields = Fields(config.get("vision_config", {}), _TOWER_OF[kind], "vision_config.")
+        section = config.get("vision_config", {})
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"vision_config is {section!r}: a section with keys of its own belongs here")
+        fields = Fields(section, _TOWER_OF[kind], "vision_config.")
         component = tower(fields)
         return {"components": {"vision_encoder": component}}, (
             Note("text_config", "the text tower is left out, the vision tower is imported"), *fields.finish(),
@@ -77,6 +83,8 @@ def _graph(config: Mapping[str, Any], kind: str) -> tuple[dict[str, Any], tuple[
 def _parsed(text: str, source: str) -> Mapping[str, Any]:
     try:
         config = json.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply. Give transformers' config.json.") from error
     except ValueError as error:
         raise ConfigError(f"{source}: not JSON: {error}. Give transformers' config.json.") from error
     if not isinstance(config, dict) or "model_type" not in config:
@@ -92,7 +100,7 @@ def _read(source: str) -> tuple[str, str]:
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{source}: byte {error.start} is no UTF-8. Give a config.json.") from error
         stem = file.resolve().parent.name if file.name == "config.json" else file.stem
@@ -108,7 +116,7 @@ def _name_in(text: str) -> str:
     """The name that the file itself gives, where it is an id and no path of another machine."""
     try:
         named = json.loads(text).get("_name_or_path", "")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
     return named.rpartition("/")[2] if isinstance(named, str) and named.count("/") == 1 else ""
 

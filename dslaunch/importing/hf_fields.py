@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
@@ -27,7 +28,9 @@ _WITHOUT_BEARING = frozenset({
     "layer_scale_init_value", "layerscale_value", "fullatt_block_indexes", "spatial_patch_size",
     "eoi_token_id", "boi_token_id", "cache_implementation", "unsloth_fixed", "use_return_dict", "torchscript",
     "projection_dim", "vocab_size", "min_length", "top_k", "top_p", "temperature",
-    "vision_feature_select_strategy",
+    "vision_feature_select_strategy", "num_image_tokens", "original_max_position_embeddings", "template",
+    "ps_version", "dynamic_image_size", "min_dynamic_patch", "max_dynamic_patch", "use_thumbnail",
+    "use_flash_attn", "_commit_hash",
 })  # fmt: skip
 """Keys that change neither sizes nor arithmetic of a training step: tokens, files, generation, activations."""
 
@@ -90,15 +93,44 @@ class Fields:
             )
         return value
 
+    def count(self, *names: str) -> int:
+        """A whole number of 0 or more; 0 where it is absent or null. Raises ConfigError where it is none."""
+        return 0 if self.get(*names) in (None, 0) else self.number(*names)
+
+    def real(self, name: str) -> float:
+        """A number that has to be there; raises ConfigError where it is none."""
+        return self._finite(name, self.get(name))
+
+    def layers(self, name: str) -> list[int]:
+        """One layer's number, or several; raises ConfigError where they are none."""
+        value = self.get(name)
+        found = value if isinstance(value, list) else [value]
+        if not found or any(type(layer) is not int for layer in found):
+            raise ConfigError(
+                f"{self.where}{name} is {value!r}: a layer's number belongs here, or a list of them"
+            )
+        return found
+
     def rope_theta(self) -> float:
         """From rope_theta (transformers 4), or rope_parameters (5); of full attention where there are two."""
         given = self.get("rope_parameters") or {}
-        if "full_attention" in given:
+        if isinstance(given, Mapping) and "full_attention" in given:
             given = given["full_attention"]
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"{self.where}rope_parameters is {given!r}: a section with keys of its own belongs here"
+            )
         if given.get("rope_type", "default") != "default":
             self.note("rope_scaling")
         by_class = self.get("rope_theta")
-        return float(self.values.get("rope_theta") or given.get("rope_theta") or by_class)
+        return self._finite(
+            "rope_theta", self.values.get("rope_theta") or given.get("rope_theta") or by_class
+        )
+
+    def _finite(self, name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{self.where}{name} is {value!r}: a number belongs here")
+        return float(value)
 
     def note(self, key: str, reason: str = "") -> None:
         """Something that is not carried over."""

@@ -23,14 +23,14 @@ def _common(fields: Fields) -> Keys:
         "layers": fields.number("num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": fields.get("num_key_value_heads") or heads,
+        "kv_heads": fields.count("num_key_value_heads") or heads,
         "ffn": fields.number("intermediate_size"),
         "vocab": fields.number("vocab_size"),
         "max_positions": fields.number("max_position_embeddings"),
         "rope_theta": fields.rope_theta(),
-        "norm_eps": float(fields.get("rms_norm_eps")),
+        "norm_eps": fields.real("rms_norm_eps"),
     }
-    head_dim = fields.get("head_dim")
+    head_dim = fields.count("head_dim")
     if head_dim and head_dim * heads != hidden:
         keys["head_dim"] = head_dim
     if fields.get("tie_word_embeddings"):
@@ -64,7 +64,7 @@ def _mixtral(fields: Fields) -> Keys:
 
 def _qwen2(fields: Fields) -> Keys:
     """A window holds from max_window_layers on, which `window` cannot say."""
-    uses, first = fields.get("use_sliding_window"), fields.get("max_window_layers")
+    uses, first = fields.get("use_sliding_window"), fields.count("max_window_layers")
     fields.get("sliding_window")
     keys = _common(fields) | {"qkv_bias": True}
     if uses and first < keys["layers"]:
@@ -91,7 +91,9 @@ def _qwen3_moe(fields: Fields) -> Keys:
 def _qwen_experts(fields: Fields) -> Keys:
     """Every decoder_sparse_step-th layer has experts, except mlp_only_layers; only a dense start can be said."""
     layers = fields.number("num_hidden_layers")
-    step, dense = fields.get("decoder_sparse_step"), fields.get("mlp_only_layers") or []
+    step, dense = fields.number("decoder_sparse_step"), fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ConfigError(f"{fields.where}mlp_only_layers is {dense!r}: a list belongs here")
     mixed = [i for i in range(layers) if i not in dense and (i + 1) % step == 0]
     if mixed != list(range(layers - len(mixed), layers)) or not mixed:
         raise ConfigError(
@@ -108,7 +110,7 @@ def _qwen_experts(fields: Fields) -> Keys:
 
 def _regular(fields: Fields, keys: Keys) -> Keys:
     """Takes layer_types as read where every layer attends to everything."""
-    if set(fields.get("layer_types") or ()) > {"full_attention"}:
+    if set(map(str, fields.get("layer_types") or ())) > {"full_attention"}:
         fields.note("layer_types")
     return keys
 
@@ -124,7 +126,7 @@ def _gemma2(fields: Fields) -> Keys:
 
 def _gemma3(fields: Fields) -> Keys:
     fields.get("rope_local_base_freq")
-    every = fields.get("sliding_window_pattern", "_sliding_window_pattern") or 6
+    every = fields.count("sliding_window_pattern", "_sliding_window_pattern") or 6
     keys = _gemma(fields) | {"post_norms": True, "qk_norm": True}
     return keys | _alternating(fields, keys["layers"], every)
 
@@ -145,7 +147,7 @@ def _gpt2(fields: Fields) -> Keys:
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
-        "ffn": fields.get("n_inner") or 4 * hidden,
+        "ffn": fields.count("n_inner") or 4 * hidden,
         "vocab": fields.number("vocab_size"),
         "tied_embeddings": bool(fields.get("tie_word_embeddings")),
         "gated_mlp": False,
@@ -155,12 +157,12 @@ def _gpt2(fields: Fields) -> Keys:
         "mlp_bias": True,
         "position": "learned",
         "max_positions": fields.number("n_positions", "max_position_embeddings"),
-        "norm_eps": float(fields.get("layer_norm_epsilon")),
+        "norm_eps": fields.real("layer_norm_epsilon"),
     }
 
 
 def _shared_expert_moe(fields: Fields) -> Keys:
-    """DeepSeek-V3's experts, which GLM-4.5 has too."""
+    """DeepSeek's experts, which GLM-4.5 has too; DeepSeek-V2's router has no bias."""
     if fields.get("num_nextn_predict_layers"):
         fields.note("num_nextn_predict_layers")
     width = fields.number("moe_intermediate_size")
@@ -168,13 +170,18 @@ def _shared_expert_moe(fields: Fields) -> Keys:
         "count": fields.number("n_routed_experts"),
         "top_k": fields.number("num_experts_per_tok"),
         "ffn": width,
-        "shared_ffn": width * (fields.get("n_shared_experts") or 0),
-        "dense_layers": fields.get("first_k_dense_replace") or 0,
-        "router_bias": True,
+        "shared_ffn": width * fields.count("n_shared_experts"),
+        "dense_layers": fields.count("first_k_dense_replace"),
+        "router_bias": fields.kind != "deepseek_v2",
+        "n_group": fields.count("n_group") or 1,
+        "topk_group": fields.count("topk_group") or 1,
+        "routed_scaling_factor": fields.real("routed_scaling_factor")
+        if fields.get("routed_scaling_factor")
+        else 1.0,
     }
 
 
-def _deepseek_v3(fields: Fields) -> Keys:
+def _deepseek(fields: Fields) -> Keys:
     fields.get("num_key_value_heads")
     if fields.get("attention_bias"):
         raise ConfigError(
@@ -183,7 +190,7 @@ def _deepseek_v3(fields: Fields) -> Keys:
     keys = _common(fields)
     keys.pop("head_dim", None)
     mla = {
-        "q_lora_rank": fields.get("q_lora_rank") or 0,
+        "q_lora_rank": fields.count("q_lora_rank"),
         "kv_lora_rank": fields.number("kv_lora_rank"),
         "qk_nope_head_dim": fields.number("qk_nope_head_dim"),
         "qk_rope_head_dim": fields.number("qk_rope_head_dim"),
@@ -200,7 +207,8 @@ def _glm4_moe(fields: Fields) -> Keys:
 
 
 DECODERS: dict[str, Callable[[Fields], Keys]] = {
-    "deepseek_v3": _deepseek_v3,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -209,9 +217,11 @@ DECODERS: dict[str, Callable[[Fields], Keys]] = {
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
+    "phi3": _mistral,
     "qwen2": _qwen2,
     "qwen2_5_vl_text": _qwen2,
     "qwen2_moe": _qwen2_moe,
+    "qwen2_vl_text": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
 }

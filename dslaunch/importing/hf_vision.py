@@ -29,7 +29,15 @@ def _common(fields: Fields) -> Keys:
 
 
 def _image(fields: Fields) -> Keys:
-    keys = {"patch": fields.number("patch_size"), "image": fields.number("image_size")}
+    """A convolution of stride `patch` leaves the rim of the image that is no whole patch (SigLIP: 384 / 14)."""
+    patch, image = fields.number("patch_size"), fields.number("image_size")
+    seen = image // patch * patch
+    if seen not in (0, image):
+        side = seen // patch
+        fields.note(
+            "image_size", f"{image} is no whole number of patches: {seen}, the {side} x {side} that it has"
+        )
+    keys = {"patch": patch, "image": seen or image}
     channels = fields.number("num_channels")
     return keys | ({"channels": channels} if channels != 3 else {})
 
@@ -49,13 +57,13 @@ def _clip(fields: Fields) -> Keys:
 
 
 def _dinov2(fields: Fields) -> Keys:
-    hidden, ratio = fields.number("hidden_size"), fields.get("mlp_ratio")
+    hidden, ratio = fields.number("hidden_size"), fields.real("mlp_ratio")
     width, gated = int(hidden * ratio), bool(fields.get("use_swiglu_ffn"))
     if gated:
         width = (int(width * 2 / 3) + 7) // 8 * 8
     if fields.get("use_mask_token") is not False:
         fields.note("use_mask_token")
-    registers = fields.get("num_register_tokens") or 0
+    registers = fields.count("num_register_tokens")
     keys: Keys = {
         "layers": fields.number("num_hidden_layers"),
         "hidden": hidden,
@@ -77,14 +85,11 @@ def _dinov2(fields: Fields) -> Keys:
 def _qwen2_5_vl(fields: Fields) -> Keys:
     """Any image size: positions are rotary, and attention runs in windows of window_size pixels."""
     layers, patch = fields.number("depth"), fields.number("patch_size")
-    full = list(fields.get("fullatt_block_indexes"))
-    every = full[0] + 1
+    full = fields.get("fullatt_block_indexes")
+    every = full[0] + 1 if isinstance(full, list) and full and type(full[0]) is int else 1
     if full != [i for i in range(layers) if (i + 1) % every == 0]:
         raise ConfigError(f"{fields.where}fullatt_block_indexes is {full}: every n-th layer is expected")
-    fields.note(
-        "image_size",
-        f"the tower takes any; image: {DYNAMIC_IMAGE} stands in the model file, set your own there",
-    )
+    _note_dynamic(fields)
     return {
         "layers": layers,
         "hidden": fields.number("hidden_size"),
@@ -103,12 +108,51 @@ def _qwen2_5_vl(fields: Fields) -> Keys:
     }
 
 
-def _internvl(fields: Fields) -> Keys:
-    if fields.get("use_qk_norm"):
+def _qwen2_vl(fields: Fields) -> Keys:
+    """Any image size, and all patches see one another."""
+    width = fields.number("embed_dim")
+    _note_dynamic(fields)
+    return {
+        "layers": fields.number("depth"),
+        "hidden": width,
+        "heads": fields.number("num_heads"),
+        "ffn": int(width * fields.real("mlp_ratio")),
+        "patch": fields.number("patch_size"),
+        "image": DYNAMIC_IMAGE,
+        "channels": fields.number("in_channels", "in_chans"),
+        "temporal_patch": fields.number("temporal_patch_size"),
+        "patch_bias": False,
+        "position": "rope",
+        "post_norm": False,
+    }
+
+
+def _note_dynamic(fields: Fields) -> None:
+    fields.note(
+        "image_size",
+        f"the tower takes any; image: {DYNAMIC_IMAGE} stands in the model file, set your own there",
+    )
+
+
+def _intern_vit(fields: Fields) -> Keys:
+    """InternViT with the code that comes with it (OpenGVLab/InternVL: internvl/model/internvl_chat, 2.5)."""
+    _refuse_joint_norm(fields, "qk_normalization")
+    keys = _common(fields) | {"class_token": True, "layer_scale": True, "post_norm": False}
+    if fields.get("norm_type") == "rms_norm":
+        keys["norm"] = "rmsnorm"
+    return keys | ({} if fields.get("qkv_bias") else {"qkv_bias": False})
+
+
+def _refuse_joint_norm(fields: Fields, key: str) -> None:
+    if fields.get(key):
         raise ConfigError(
-            f"{fields.where}use_qk_norm is true: this tower's norm runs over all heads together, which is not "
+            f"{fields.where}{key} is true: this tower's norm runs over all heads together, which is not "
             "modelled (qk_norm is one per head)"
         )
+
+
+def _internvl(fields: Fields) -> Keys:
+    _refuse_joint_norm(fields, "use_qk_norm")
     keys = _common(fields) | {"class_token": True, "layer_scale": True}
     if fields.get("use_mask_token"):
         fields.note("use_mask_token")
@@ -126,8 +170,10 @@ TOWERS: dict[str, Callable[[Fields], Keys]] = {
     "clip_vision_model": _clip,
     "dinov2": _dinov2,
     "dinov2_with_registers": _dinov2,
+    "intern_vit_6b": _intern_vit,
     "internvl_vision": _internvl,
     "qwen2_5_vl_vision": _qwen2_5_vl,
+    "qwen2_vl_vision": _qwen2_vl,
     "siglip_vision_model": _siglip,
     "vit": _vit,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.files.fileset import read_paths
@@ -44,9 +43,10 @@ _SETTINGS = {
     "weight_decay": ("weight_decay",),
     "warmup_steps": ("warmup_steps", "num_warmup_steps", "lr_warmup_steps"),
     "clip": ("max_grad_norm", "grad_clip_norm", "grad_clip", "clip_grad"),
-    "folder": ("output_dir", "out_dir", "save_dir", "checkpoint_dir", "run_root_dir"),
+    "checkpoint_dir": ("output_dir", "out_dir", "save_dir", "checkpoint_dir", "run_root_dir"),
 }  # fmt: skip
-"""Setting -> names of options that scripts give it. Of several in one script the first counts."""
+"""What an argument may hold as {NAME} -> names of options that scripts give it. Of several in one script the first
+counts."""
 _TRAINER_OPTIONS = ("--output_dir", "--per_device_train_batch_size", "--gradient_accumulation_steps",
                     "--learning_rate", "--weight_decay", "--warmup_steps", "--max_steps", "--max_grad_norm",
                     "--seed")  # fmt: skip
@@ -93,8 +93,8 @@ def init(
     recipe.put("script", script)
     notes = _fill(recipe, facts, kind, script_arguments)
     head = [
-        f"Written around {Path(script).name}, {_SAID[kind]}. What the plan decides is handed to it as",
-        "arguments: after a change of batch or schedule, change them too.",
+        f"Written around {Path(script).name}, {_SAID[kind]}.",
+        "An argument such as {micro_batch} is filled in from the plan when the files are rendered.",
     ]
     return Imported(name, {f"recipes/{name}.yaml": recipe.text(notes, head)}, notes, recipe.choices)
 
@@ -111,18 +111,13 @@ _SAID = {
 
 def _fill(recipe: Recipe, facts: Script, kind: str, given: Sequence[str]) -> tuple[Note, ...]:
     """Arguments and environment; what the user has to see to himself as notes."""
-    arguments, notes = _settings(recipe, facts, kind), []
+    arguments, notes = _settings(facts, kind), []
     if kind == "hf_trainer":
         notes += _trainer(recipe, facts, arguments)
     elif kind == "deepspeed":
         notes += _deepspeed(facts, arguments)
     elif kind == "accelerate":
-        precision = recipe.get("training.precision") or "bf16"
-        recipe.put("env.ACCELERATE_MIXED_PRECISION", "no" if precision == "fp32" else precision)
-        if recipe.groups["strategy"] == "fsdp2":
-            recipe.put("env.ACCELERATE_USE_FSDP", "true")
-            recipe.put("env.FSDP_VERSION", "2")
-            recipe.put("env.FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")
+        recipe.put("engine.accelerate", True)
     if kind in ("ddp", "fsdp") and not arguments:
         notes.append(
             Note("script_args", "no option of the script is known; hand it batch and learning rate after --")
@@ -133,40 +128,16 @@ def _fill(recipe: Recipe, facts: Script, kind: str, given: Sequence[str]) -> tup
     return tuple(notes)
 
 
-def _settings(recipe: Recipe, facts: Script, kind: str) -> dict[str, str]:
-    """Option -> value, for the options that the script is known to take."""
-    options = _TRAINER_OPTIONS if kind == "hf_trainer" and facts.takes_trainer_options else facts.options
-    by_name = {option.lstrip("-").replace("-", "_"): option for option in options}
-    values = _values(recipe)
+def _settings(facts: Script, kind: str) -> dict[str, str]:
+    """Option -> what it is given, for the options that the script is known to take."""
+    trainers = _TRAINER_OPTIONS if kind == "hf_trainer" and facts.takes_trainer_options else ()
+    by_name = {option.lstrip("-").replace("-", "_"): option for option in (*facts.options, *trainers)}
     found: dict[str, str] = {}
     for setting, names in _SETTINGS.items():
         option = next((by_name[name] for name in names if name in by_name), None)
-        if option and values.get(setting) is not None:
-            found[option] = str(values[setting])
+        if option:
+            found[option] = f"{{{setting}}}"
     return found
-
-
-def _values(recipe: Recipe) -> dict[str, Any]:
-    """Settings that the recipe fixes; the passes of a step follow where the cluster's name counts the GPUs."""
-    training = recipe.tree.get("training", {})
-    optimizer = training.get("optimizer", {})
-    micro, total, gpus = training.get("micro_batch", 1), training["global_batch"], recipe.gpus
-    passes = training.get("num_microbatches")
-    if passes is None and gpus and isinstance(total, int) and total % (micro * gpus) == 0:
-        passes = total // (micro * gpus)
-    return {
-        "micro_batch": micro,
-        "num_microbatches": passes,
-        "global_batch": total,
-        "seq_len": training.get("seq_len"),
-        "steps": training.get("steps", 1000),
-        "seed": training.get("seed"),
-        "lr": optimizer.get("lr", 3e-4),
-        "weight_decay": optimizer.get("weight_decay", 0.1),
-        "warmup_steps": optimizer.get("warmup_steps", 0),
-        "clip": training.get("clip", 1.0),
-        "folder": "{checkpoint_dir}",
-    }
 
 
 def _trainer(recipe: Recipe, facts: Script, arguments: dict[str, str]) -> list[Note]:
@@ -191,7 +162,13 @@ def _trainer(recipe: Recipe, facts: Script, arguments: dict[str, str]) -> list[N
     )
     if precision != "fp32":
         arguments[f"--{precision}"] = "True"
-    return []
+    if recipe.groups["cluster"] != "local":
+        return []
+    return [
+        Note(
+            "script_args", "where this machine has no GPU the Trainer needs --use_cpu True: give it after --"
+        )
+    ]
 
 
 def _deepspeed(facts: Script, arguments: dict[str, str]) -> list[Note]:

@@ -16,7 +16,7 @@ from dslaunch.importing.megatron_model import take_decoder
 from dslaunch.importing.megatron_training import take_data, take_layout, take_training
 from dslaunch.importing.megatron_words import CommandLine, command_line
 from dslaunch.importing.recipe import Recipe, begun
-from dslaunch.importing.taken import default_megatron, megatron_value
+from dslaunch.importing.taken import default_megatron, megatron_arguments, megatron_value
 from dslaunch.importing.writing import yaml_text
 
 _COMPONENT = "llm"
@@ -32,6 +32,21 @@ _MEGATRON_DEEPSPEED = {
     "--deepspeed-activation-checkpointing": "written where recompute is full",
 }
 """Flags of Megatron-DeepSpeed alone, and what becomes of them under its engine."""
+_OTHER_MODELS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "vision", "vlm", "mimo", "multimodal")
+_OTHER_FLAGS = (
+    "--encoder-num-layers", "--decoder-seq-length", "--bert-no-binary-head", "--language-model-type",
+    "--vision-model-type", "--hybrid-override-pattern", "--hybrid-layer-pattern", "--is-hybrid-model",
+    "--retro-project-dir", "--vocab-extra-ids",
+)  # fmt: skip
+"""What tells an encoder, an encoder and decoder, a state-space model or one of several modalities."""
+_UNPLANNED = {
+    "--use-megatron-fsdp": "kept; the plan counts parameters and gradients as not sharded",
+    "--use-custom-fsdp": "kept; the plan counts parameters and gradients as not sharded",
+    "--use-torch-fsdp2": "kept; the plan counts parameters and gradients as not sharded",
+    "--fp8-format": "kept; the plan counts bytes and speed of training.precision",
+    "--fp4-format": "kept; the plan counts bytes and speed of training.precision",
+}
+"""Flags that are rendered as they stand, and that memory and time of the plan do not follow."""
 _DEFAULTS_KEPT = {"--attention-dropout": 0.1, "--hidden-dropout": 0.1}
 """Megatron's own where the flag is absent; dslaunch would write 0."""
 
@@ -51,6 +66,9 @@ def import_megatron(path: str, words: Sequence[str] = (), name: str = "") -> Imp
     (file,) = read_paths([Path(path)]).files
     line = command_line(file.text, path)
     flags = Flags(line.arguments, path)
+    _refuse_others(line, flags, path)
+    for condition in line.doubts:
+        flags.note("if", f"{condition}: the script does not tell; its branch was read")
     name = checked_name(name, Path(path).stem)
     own = {w.partition("=")[0].removeprefix(_MODEL_KEYS): w for w in words if w.startswith(_MODEL_KEYS)}
     recipe = begun(name, f"imported from {Path(path).name}", [w for w in words if w not in own.values()])
@@ -66,6 +84,19 @@ def import_megatron(path: str, words: Sequence[str] = (), name: str = "") -> Imp
     notes = tuple(flags.notes)
     text = recipe.text(notes, [f"Imported from {Path(path).name}, which starts {line.script or 'Megatron'}."])
     return Imported(name, {**files, f"recipes/{name}.yaml": text}, notes, recipe.choices, original)
+
+
+def _refuse_others(line: CommandLine, flags: Flags, path: str) -> None:
+    """Raises ConfigError for a script of a model that is no decoder: its flags mean another shape."""
+    name = Path(line.script).name
+    told = next((word for word in _OTHER_MODELS if word in name.removesuffix(".py").split("_")), "")
+    told = told or next((flag for flag in _OTHER_FLAGS if flag in flags.given), "")
+    if told:
+        raise ConfigError(
+            f"{path}: {told} in {name or 'its arguments'}: that is no language model of one decoder, and others "
+            "are not imported. Describe the model in conf/model/NAME.yaml; `dslaunch schema model.components` "
+            "lists the keys."
+        )
 
 
 def _model(flags: Flags, words: dict[str, str], name: str, path: str) -> str:
@@ -126,6 +157,7 @@ def _engine(recipe: Recipe, flags: Flags) -> None:
 def _extra(recipe: Recipe, flags: Flags) -> None:
     """What is left goes to engine.extra where the renderer takes it, else into a note with its reason."""
     version = str(recipe.get("engine.version") or default_megatron())
+    catalogue = megatron_arguments(recipe.groups["engine"], version)
     kept: dict[str, Any] = {f.removeprefix("--"): v for f, v in _DEFAULTS_KEPT.items() if f not in flags.left}
     for flag, values in flags.left.items():
         key = flag.removeprefix("--")
@@ -133,11 +165,13 @@ def _extra(recipe: Recipe, flags: Flags) -> None:
             flags.note(flag, f"{' '.join(values)}: nothing in the script sets it; give engine.extra.{key}")
             continue
         try:
-            value = megatron_value(flag, values, version)
+            value = megatron_value(flag, values, catalogue)
         except ConfigError as error:
             flags.note(flag, str(error))
             continue
         kept[key] = value
+        if flag in _UNPLANNED:
+            flags.note(flag, _UNPLANNED[flag])
     recipe.tree.setdefault("engine", {}).setdefault("extra", {}).update(
         {key: value for key, value in kept.items() if key not in recipe.get("engine.extra")}
     )

@@ -32,15 +32,20 @@ class Flags:
         if not values:
             return None
         value = values[0]
+        if value and value[0].startswith("<"):
+            self.note(flags[0], f"{' '.join(value)}: a placeholder; give the key in the recipe")
+            return None
+        if any("$" in word or "`" in word for word in value):
+            self.note(
+                flags[0], f"{' '.join(value)}: nothing in the script sets it; give the key in the recipe"
+            )
+            return None
         if len(value) != 1:
             raise ConfigError(f"{self.where}: {flags[0]} has {len(value)} values; it takes one.")
-        if "$" in value[0]:
-            self.note(flags[0], f"{value[0]}: nothing in the script sets it; give the key in the recipe")
-            return None
         return value[0]
 
     def peek(self, flag: str) -> int | None:
-        """A whole number that stays to be taken; None where it is absent or none."""
+        """A whole number that stays to be taken; None where it is absent or no number."""
         value = self.given.get(flag, ("",))[0:1]
         return int(value[0]) if value and value[0].isdigit() else None
 

@@ -37,7 +37,7 @@ def take_decoder(flags: Flags, tp: int, given: Mapping[str, Any]) -> Keys:
         "vocab": given.get("vocab") or _vocab(flags, tp),
         "tied_embeddings": not flags.on("--untie-embeddings-and-output-weights"),
         "gated_mlp": gated,
-        "norm": {"RMSNorm": "rmsnorm"}.get(flags.text("--normalization") or "", "layernorm"),
+        "norm": _norm(flags),
         "norm_eps": flags.real("--norm-epsilon", "--layernorm-epsilon") or 1e-5,
         **_biases(flags),
         **_positions(flags),
@@ -59,7 +59,18 @@ def _required(flags: Flags, flag: str) -> int:
     return value
 
 
+def _norm(flags: Flags) -> str:
+    """Megatron-LM writes RMSNorm and Megatron-DeepSpeed rmsnorm; layer norm where it is absent."""
+    kind = (flags.text("--normalization") or "layernorm").lower()
+    if kind not in ("rmsnorm", "layernorm"):
+        raise ConfigError(f"{flags.where}: --normalization is {kind}. Known are LayerNorm and RMSNorm.")
+    return kind
+
+
 def _kv_heads(flags: Flags, heads: int) -> int:
+    """Megatron-LM's two flags, or Megatron-DeepSpeed's one."""
+    if theirs := flags.number("--num-key-value-heads"):
+        return theirs
     groups = flags.number("--num-query-groups")
     return (groups or heads) if flags.on("--group-query-attention") else heads
 
@@ -104,8 +115,8 @@ def _vocab(flags: Flags, tp: int) -> int:
 
 
 def _experts(flags: Flags, ffn: int) -> Keys:
-    count = flags.number("--num-experts")
-    if not count:
+    count = flags.number("--num-experts") or 1
+    if count == 1:  # Megatron-DeepSpeed's way to write a dense model
         return {}
     width = flags.number("--moe-ffn-hidden-size") or ffn
     experts: Keys = {"count": count, "top_k": flags.number("--moe-router-topk") or 2, "ffn": width}
@@ -113,6 +124,10 @@ def _experts(flags: Flags, ffn: int) -> Keys:
         experts["shared_ffn"] = shared
     if flags.on("--moe-router-enable-expert-bias"):
         experts["router_bias"] = True
+    if groups := flags.number("--moe-router-num-groups"):
+        experts |= {"n_group": groups, "topk_group": flags.number("--moe-router-group-topk") or 1}
+    if factor := flags.real("--moe-router-topk-scaling-factor"):
+        experts["routed_scaling_factor"] = factor
     if frequency := flags.text("--moe-layer-freq"):
         experts |= _dense_layers(flags, frequency)
     return {"experts": experts}

@@ -31,7 +31,10 @@ def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
     layout["recompute"] = _recompute(flags)
     if stages := _uneven_stages(flags, layers, pp):
         layout["layers_per_stage"] = stages
-    recipe.put("training.sequence_parallel", flags.on("--sequence-parallel") or tp == 1)
+    shared = flags.on("--sequence-parallel")
+    if shared and tp == 1:
+        flags.note("--sequence-parallel", "Megatron turns it off where tp is 1")
+    recipe.put("training.sequence_parallel", shared or tp == 1)
     if recipe.gpus:
         recipe.tree["layouts"] = {recipe.gpus: {component: layout}}
     else:

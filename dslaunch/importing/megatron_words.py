@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dslaunch.errors import ConfigError
+from dslaunch.importing.megatron_shell import Branches, computed, simple_statements
 
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+|local\s+|declare\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
-_SBATCH = re.compile(r"^#SBATCH\s+(--[\w-]+|-N)[=\s]+(\S+)", re.MULTILINE)
+_FLAG_AND_VALUE = re.compile(r"--[\w-]+\s")
+"""One element of an array, `"--split 99,1,0"`, which an unquoted ${ARRAY[@]} parts."""
+_SBATCH_LINE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+_SBATCH = re.compile(r"(?<!\S)(--[\w-]+|-N)[=\s]+(?!-)(\S+)")
 _OPERATORS = {"&", "&&", "|", "||", ";", ">", ">>", "2>&1", "&>", "2>", "done", "fi"}
 
 
@@ -27,6 +31,8 @@ class CommandLine:
     """Words after it, variables filled in where the script sets them."""
     sbatch: tuple[tuple[str, str], ...]
     """#SBATCH options with a value."""
+    doubts: tuple[str, ...] = ()
+    """Conditions on the way to a variable that the script does not tell; taken as true."""
 
 
 def command_line(text: str, where: str) -> CommandLine:
@@ -38,19 +44,25 @@ def command_line(text: str, where: str) -> CommandLine:
     variables: dict[str, str] = {}
     found: tuple[list[str], int] | None = None
     bare: list[str] = []
-    for statement in _statements(text):
+    branches = Branches(lambda words: _filled(words, variables))
+    doubts: dict[str, None] = {}
+    for line in simple_statements(_statements(text)):
+        statement = branches.step(line)
+        if not statement or not branches.reads:
+            continue
         match = _ASSIGNMENT.fullmatch(statement)
         if match and not _command_follows(match[3]):
             _assign(variables, match[1], match[3], more=bool(match[2]))
+            doubts |= dict.fromkeys(branches.doubts)
             continue
-        words = _expanded(_split(statement, where), variables)
+        words = _expanded(_split(computed(statement, variables), where), variables)
         words = [part for word in words for part in (_split(word, where) if ".py " in word else [word])]
         at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
         if at is not None:
             found = (words, at)
         elif words and words[0].startswith("--"):
             bare += words
-    sbatch = tuple(_SBATCH.findall(text))
+    sbatch = tuple(option for line in _SBATCH_LINE.findall(text) for option in _SBATCH.findall(line))
     if found is None and bare:
         found = (["", *bare], 0)
     if found is None:
@@ -59,7 +71,7 @@ def command_line(text: str, where: str) -> CommandLine:
         )
     words, at = found
     arguments = tuple(_until_operator(words[at + 1 :]))
-    return CommandLine(tuple(words[:at]), words[at], arguments, sbatch)
+    return CommandLine(tuple(words[:at]), words[at], arguments, sbatch, tuple(doubts))
 
 
 def _statements(text: str) -> Iterator[str]:
@@ -116,6 +128,10 @@ def _expanded(words: list[str], variables: dict[str, str]) -> list[str]:
         filled = _filled(word, variables)
         if filled != word and _REFERENCE.fullmatch(word) and (" " in filled or "\n" in filled):
             result += _expanded(shlex.split(filled, comments=True), variables)
+        elif not filled and word:
+            continue
+        elif _FLAG_AND_VALUE.match(filled):
+            result += shlex.split(filled)
         else:
             result.append(filled)
     return result
@@ -129,7 +145,7 @@ def _filled(text: str, variables: dict[str, str]) -> str:
         return default if known is None else known
 
     for _ in range(5):
-        filled = _REFERENCE.sub(value, text)
+        filled = computed(_REFERENCE.sub(value, text), variables)
         if filled == text:
             break
         text = filled

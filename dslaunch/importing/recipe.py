@@ -109,17 +109,21 @@ def _value(key: str, text: str) -> Any:
     return value
 
 
-def require(recipe: Recipe, *keys: str, source: str) -> None:
-    """Raises ConfigError where a group or key that the source cannot tell was not given."""
+def require(recipe: Recipe, *keys: str, source: str, cluster: str = "8xH100") -> None:
+    """Raises ConfigError where a group or key that the source cannot tell was not given; all are named at once.
+
+    Args:
+        cluster: the example for a cluster's name.
+    """
     missing = [k for k in keys if k not in recipe.groups and recipe.get(k) is None]
     if missing:
-        shown = " ".join(f"{key}={_EXAMPLES[key]}" for key in missing)
+        examples = {**_EXAMPLES, "cluster": cluster}
+        shown = " ".join(f"{key}={examples[key]}" for key in missing)
         raise ConfigError(f"{source}: does not say {', '.join(missing)}. Add it, such as: {shown}")
 
 
 _EXAMPLES = {
     "model": "llama3_8b",
-    "cluster": "8xH100",
     "training.seq_len": "4096",
     "training.global_batch": "128",
     "model.components.llm.vocab": "32000",

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dslaunch.engines.deepspeed_keys import newest
-from dslaunch.engines.megatron_catalogue import megatron_catalogue, megatron_versions
+from dslaunch.engines.megatron_catalogue import (
+    Catalogue,
+    megatron_catalogue,
+    megatron_deepspeed_catalogue,
+    megatron_versions,
+)
 from dslaunch.engines.registry import ENGINES
 from dslaunch.errors import ConfigError, listed
 from dslaunch.render.extra import merge_deepspeed
@@ -25,15 +30,22 @@ def deepspeed_refusal(nested: dict[str, Any], version: str) -> str:
     return ""
 
 
-def megatron_value(flag: str, values: tuple[str, ...], version: str) -> Any:
+def megatron_arguments(engine: str, version: str) -> Catalogue:
+    """The arguments of the engine's program; raises ConfigError for a version that is not known."""
+    if engine == "megatron_deepspeed":
+        return megatron_deepspeed_catalogue()
+    if version not in megatron_versions():
+        raise ConfigError(f"engine.version is {version!r}; known are {listed(megatron_versions())}")
+    return megatron_catalogue(version)
+
+
+def megatron_value(flag: str, values: tuple[str, ...], catalogue: Catalogue) -> Any:
     """What engine.extra gets for the words of an argument line.
 
     Raises:
         ConfigError: the flag is not taken, or not with these values; the message is the reason alone.
     """
-    if version not in megatron_versions():
-        raise ConfigError(f"engine.version is {version!r}; known are {listed(megatron_versions())}")
-    name, catalogue = flag.removeprefix("--"), megatron_catalogue(version)
+    name = flag.removeprefix("--")
     argument = catalogue.arguments.get(flag)
     convert: Any = {"int": int, "float": float}.get(argument.type if argument else "", str)
     try:

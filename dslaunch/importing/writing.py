@@ -77,6 +77,10 @@ def _scalar(value: Any) -> str:
 def refuse_existing(site: Path, names: Sequence[str], *, force: bool) -> None:
     """Raises ConfigError where one of the files is there already and `force` is not given."""
     there = [name for name in names if (site / name).exists()]
+    if folders := [name for name in there if (site / name).is_dir()]:
+        raise ConfigError(
+            f"{site / folders[0]}: a folder stands where the file belongs. Give another --name."
+        )
     if there and not force:
         raise ConfigError(
             f"{site / there[0]}: is there already. Give another --name, or --force to write over it."

@@ -12,6 +12,7 @@ from dslaunch.errors import ConfigError, LaunchError
 from dslaunch.launch.hostfile import check_hosts, parse_hostfile
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.planfile import Plan
+from dslaunch.render import launch_blocker
 
 _MEGATRON = ("megatron", "megatron_deepspeed")
 
@@ -63,7 +64,7 @@ def check_machine(request: LaunchRequest, launcher: str) -> None:
         LaunchError: SLURM's sbatch is not here (status 5).
     """
     if launcher:
-        _check_executed(request.plan)
+        _check_data(request.plan)
     _check_environment(request)
     if launcher in ("local", "torchrun"):
         _check_python(request)
@@ -86,8 +87,8 @@ def _check_program(request: LaunchRequest) -> None:
             raise ConfigError(f"engine.path: there is no {script}. Give the folder of the checkout")
     elif plan.program.script:
         _check_script(request.absolute(plan.program.script), plan.program.script)
-    elif not plan.program.module:
-        raise ConfigError("script: empty: nothing to run. Give script=FILE -- ARGUMENTS, or module=NAME")
+    if blocker := launch_blocker(plan, plan.engine.extra):
+        raise ConfigError(blocker)
 
 
 def _check_script(path: Path, typed: str) -> None:
@@ -98,12 +99,12 @@ def _check_script(path: Path, typed: str) -> None:
         raise ConfigError(f"script: {typed}: you may not read it ({path}). Change its permissions")
 
 
-def _check_executed(plan: Plan) -> None:
-    if plan.engine.name == "native" and plan.program.module == "dslaunch.runtime":
+def _check_data(plan: Plan) -> None:
+    """The runtime's ranks would stop at their start."""
+    if plan.program.module == "dslaunch.runtime" and plan.files.data_path != "digits":
         raise ConfigError(
-            "engine.name: native: dslaunch.runtime does not execute a layout per component yet, and the job would "
-            "stop at its start. Render it for review, launch a program of yours with script=FILE, or take one "
-            "layout for the whole model, such as strategy=zero3"
+            f"data.path: {plan.files.data_path or 'empty'}: dslaunch.runtime reads `digits` (scikit-learn's "
+            "handwritten digits) alone. Add data.path=digits, or train with a program of yours: script=FILE"
         )
 
 

@@ -18,6 +18,7 @@ from dslaunch.model.matrices import (
     stem_matrices,
 )
 from dslaunch.model.shapes import layers
+from dslaunch.model.tokens import Reads
 from dslaunch.schema.components import Component, Decoder, Mlp, Other, Transformer, ViT
 from dslaunch.schema.layer import Lora
 
@@ -87,13 +88,19 @@ def params_on_rank(component: Component, tp: int, first_layer: int, num_layers: 
 
 
 @lru_cache(maxsize=4096)
-def counts(component: Component, tp: int, first_layer: int, num_layers: int, ep: int = 1) -> Counts:
-    """What one rank of a stage holds, by how it is kept; see `params_on_rank`."""
+def counts(
+    component: Component, tp: int, first_layer: int, num_layers: int, ep: int = 1, etp: int | None = None
+) -> Counts:
+    """What one rank of a stage holds, by how it is kept; see `params_on_rank`.
+
+    Args:
+        etp: tensor-parallel ranks that share a routed expert; tp where it is None.
+    """
     total = layers(component)
     assert 0 <= first_layer < first_layer + num_layers <= total, (first_layer, num_layers, total)
     found = Counts()
     for part, number in Counter(_parts(component, tp, first_layer, num_layers)).items():
-        found += _count(component, part, tp, ep).times(number)
+        found += _count(component, part, tp, ep, etp or tp).times(number)
     return found
 
 
@@ -108,6 +115,18 @@ def trained_layers(component: Component) -> frozenset[int]:
     if component.train == "layers":
         return frozenset(layer % total for layer in component.train_layers)
     return frozenset(range(total)) if component.train == "all" else frozenset()
+
+
+@lru_cache(maxsize=4096)
+def alike(component: Component, reads: Reads, first: int, number: int) -> tuple[tuple[int, int], ...]:
+    """(the first of layers that are alike, how many there are) for each kind among `number` from `first` on."""
+    if isinstance(component, Mlp | Other):
+        return tuple((at, 1) for at in range(first, first + number))
+    trained = trained_layers(component)
+    kinds: dict[object, list[int]] = {}
+    for at in range(first, first + number):
+        kinds.setdefault((blocks(component)[at], reads.cross_at(at), at in trained), []).append(at)
+    return tuple((found[0], len(found)) for found in kinds.values())
 
 
 def _parts(component: Component, tp: int, first: int, number: int) -> Iterator[_Part]:
@@ -131,9 +150,9 @@ def _end_trains(component: Component, end: str) -> bool:
     return component.train == "all" or end in component.train_ends
 
 
-def _count(component: Component, part: _Part, tp: int, ep: int) -> Counts:
-    base = part.vectors + sum(matrix.params(tp, ep) for matrix in part.matrices)
-    experts = sum(matrix.params(tp, ep) for matrix in part.matrices if matrix.routed)
+def _count(component: Component, part: _Part, tp: int, ep: int, etp: int) -> Counts:
+    experts = sum(matrix.params(etp, ep) for matrix in part.matrices if matrix.routed)
+    base = part.vectors + experts + sum(matrix.params(tp) for matrix in part.matrices if not matrix.routed)
     if component.lora is None:
         return Counts(base, base * part.trains, experts, experts * part.trains)
     added = _adapters(part.matrices, component.lora, isinstance(component, Mlp), tp, ep)
@@ -205,6 +224,9 @@ def _tail(component: Decoder | Transformer | ViT, tp: int, *, with_stem: bool) -
     shared = component.tied_embeddings and with_stem
     head = () if shared else head_matrices(component, tp)
     further = mtp_matrices(component) * component.mtp_layers
+    if component.mtp_layers and not with_stem:
+        # Further tokens are embedded where they are predicted (megatron/core/models/gpt/gpt_model.py, 0.16).
+        further = (*further, *head_matrices(component, tp))
     own_norms = component.mtp_layers * (3 * norm + _layer_vectors(blocks(component)[-1]))
     return _Part((*head, *further), norm + own_norms, trains)
 

@@ -76,14 +76,6 @@ def _in_rounds(config: RunConfig, wanted: Mapping[str, ComponentStrategy], asked
     return replace(asked, rounds=wanted[asked.name].pp or 1)
 
 
-def whole_micro_batch(config: RunConfig, name: str, dp: int, most: int) -> int | None:
-    """The largest divisor of `most` that is a legal micro-batch of the component; None where none is."""
-    num = config.training.num_microbatches if name == config.model.trunk else None
-    sizes = (n for n in range(most, 0, -1) if most % n == 0)
-    fitting = (n for n in sizes if _Asked(name, dp, n, None, num).holds(config.training.global_batch))
-    return next(fitting, None)
-
-
 def not_whole(shown: str, number: int, by: int) -> str:
     """`A / B = 7.812 is not whole`; without the quotient where four digits of it would look whole."""
     quotient = f"{number / by:.4g}" if number < 10_000 * by else ""

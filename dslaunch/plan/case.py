@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
 from dslaunch.hardware.software import OF_ENGINE, Software
-from dslaunch.model.activations import Pass
 from dslaunch.model.params import Counts, counts, trained_layers
+from dslaunch.model.passes import Pass
 from dslaunch.model.tokens import Reads, own_tokens, reads
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Component
@@ -26,11 +27,11 @@ class Case:
     grad_accum_dtype: str
     software: Software
 
-    @property
+    @cached_property
     def component(self) -> Component:
         return self.config.model.components[self.name]
 
-    @property
+    @cached_property
     def is_trunk(self) -> bool:
         return self.name == self.config.model.trunk
 
@@ -39,31 +40,32 @@ class Case:
         """Bytes of an activation's element."""
         return WIDTH[self.config.training.precision]
 
-    @property
+    @cached_property
     def samples(self) -> int:
         """Samples of a micro-batch times the component's passes for each."""
         return self.layout.micro_batch * self.component.passes
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of one pass on one context-parallel rank."""
         tokens = own_tokens(self.config.model, self.name, self.config.training.seq_len)
         return tokens // self.layout.cp if self.is_trunk else tokens
 
-    @property
+    @cached_property
     def reads(self) -> Reads:
         """Tokens of other components that one pass attends to."""
         return reads(self.config.model, self.name)
 
-    @property
+    @cached_property
     def run(self) -> Pass:
         """One pass on one rank, as the bytes that it keeps depend on it."""
         layout = self.layout
         return Pass(
-            self.tokens, layout.tp, self.sequence_parallel, layout.recompute, self.width, self.reads, layout.ep
-        )
+            self.tokens, layout.tp, self.sequence_parallel, layout.recompute, self.width, self.reads, layout.ep,
+            layout.etp, self.samples, layout.cp, self.software,
+        )  # fmt: skip
 
-    @property
+    @cached_property
     def sequence_parallel(self) -> bool:
         return self.engine.sequence_parallel and self.config.training.sequence_parallel and self.layout.tp > 1
 
@@ -78,8 +80,9 @@ class Case:
 
     @property
     def expert_states(self) -> StateBytes:
-        """Of routed experts, which have a replica on every ep-th rank only."""
-        return self._states(max(1, self.layout.shard // self.layout.ep))
+        """Of routed experts, each of which stands on ep x etp of a stage's ranks once."""
+        layout = self.layout
+        return self._states(max(1, layout.shard * layout.tp // (layout.ep * layout.etp)))
 
     def _states(self, shard: int) -> StateBytes:
         layout = self.layout
@@ -91,6 +94,10 @@ class Case:
                 shard,
                 layout.offload,
                 self.config.strategy.ddp.gradient_as_bucket_view,
+                self.software.half_states,
+                self.software.half_moments,
+                self.software.optimizer,
+                self.software.foreach_step,
             )
         )
 
@@ -111,13 +118,13 @@ class Case:
         """Parameters on a rank of the stage, by how they are kept."""
         layout = self.layout
         layers = layout.layers_per_stage[stage]
-        return counts(self.component, layout.tp, self.first_layer(stage), layers, layout.ep)
+        return counts(self.component, layout.tp, self.first_layer(stage), layers, layout.ep, layout.etp)
 
     def params_on_rank(self, stage: int) -> int:
         """Parameters that a rank of the stage computes with."""
         return self.counts(stage).total
 
-    @property
+    @cached_property
     def lowest_layer(self) -> int:
         """The first layer that gradients reach: all where adapters, the stem or something before trains."""
         component = self.component
@@ -135,7 +142,7 @@ class Case:
         schedule = self.config.training.schedule
         if self.encode_all:
             return m
-        if p == 1:
+        if p == 1 or self.software.naive_split:
             return 1
         if schedule == "gpipe":
             return m

@@ -9,6 +9,7 @@ from dslaunch.engines.deepspeed_modes import only_deepspeed
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.registry import ENGINES
 from dslaunch.engines.torch import only_torch
+from dslaunch.engines.versions import named
 from dslaunch.errors import listed
 from dslaunch.plan.grids import one_grid
 from dslaunch.schema.config import RunConfig
@@ -17,33 +18,63 @@ from dslaunch.schema.model import Decoder
 
 def capable(config: RunConfig, layouts: Mapping[str, Layout]) -> dict[str, list[str]]:
     """By engine, in order of preference: why it can't execute the layouts; empty where it can."""
+    return {name: engine_faults(config, layouts, name) for name in ENGINES}
+
+
+def engine_faults(config: RunConfig, layouts: Mapping[str, Layout], name: str) -> list[str]:
+    """Why one engine can't execute the layouts: a sentence each."""
+    engine, training = ENGINES[name], config.training
     decoders = sum(isinstance(component, Decoder) for component in config.model.components.values())
-    training = config.training
-    return {
-        name: refusals(
-            engine, layouts, config.strategy.sharding, training.precision, training.schedule, decoders
-        )
-        + engine.limits(config, layouts)
-        + only_deepspeed(config, name)
-        + only_torch(config, name)
-        + ([] if engine.per_component else one_grid(config, layouts, name))
+    return [
+        *_not_allowed(config, name),
+        *refusals(engine, layouts, config.strategy.sharding, training.precision, training.schedule, decoders),
+        *engine.limits(config, layouts),
+        *only_deepspeed(config, name),
+        *only_torch(config, name),
+        *([] if engine.per_component else one_grid(config, layouts, name)),
+    ]
+
+
+def candidates(config: RunConfig) -> list[str]:
+    """The engines among which a search chooses.
+
+    One that runs a script of the user's alone is taken where there is one, or where it is asked for by name.
+    """
+    asked = config.engine.name
+    if asked != "auto":
+        return [asked]
+    named_or_scripted = bool(config.goal.engines or config.script)
+    return [
+        name
         for name, engine in ENGINES.items()
-    }
+        if not _not_allowed(config, name) and (named_or_scripted or not engine.needs_script)
+    ]
 
 
-def choose(config: RunConfig, layouts: Mapping[str, Layout]) -> tuple[Engine | None, list[str], list[str]]:
-    """(the engine, every engine that can execute the layouts with the chosen one first, faults)."""
+def choose(
+    config: RunConfig, layouts: Mapping[str, Layout], preferred: str = ""
+) -> tuple[Engine | None, list[str], list[str]]:
+    """(the engine, every engine that can execute the layouts with the chosen one first, faults).
+
+    Args:
+        preferred: what a search chose, where engine is auto.
+    """
     verdicts = capable(config, layouts)
     able = [name for name, faults in verdicts.items() if not faults]
-    asked = config.engine.name
-    if asked == "auto":
+    asked = config.engine.name if config.engine.name != "auto" else preferred
+    if not asked:
         if able:
-            return ENGINES[able[0]], able, _version_faults(config, ENGINES[able[0]])
+            return ENGINES[able[0]], able, version_faults(config, ENGINES[able[0]])
         return None, [], _no_engine(verdicts, layouts)
     if verdicts[asked]:
         return None, able, [f"engine {asked}: {reason}" for reason in verdicts[asked]] + _others(able, asked)
     ordered = [asked, *(name for name in able if name != asked)]
-    return ENGINES[asked], ordered, _version_faults(config, ENGINES[asked])
+    return ENGINES[asked], ordered, version_faults(config, ENGINES[asked])
+
+
+def _not_allowed(config: RunConfig, name: str) -> list[str]:
+    allowed = config.goal.engines
+    return [f"goal.engines allows {listed(allowed)}; not {name}"] if allowed and name not in allowed else []
 
 
 def grad_accum(config: RunConfig, engine: Engine, layouts: Mapping[str, Layout]) -> tuple[str, list[str]]:
@@ -64,11 +95,15 @@ def grad_accum(config: RunConfig, engine: Engine, layouts: Mapping[str, Layout])
     return wanted, []
 
 
-def _version_faults(config: RunConfig, engine: Engine) -> list[str]:
+def version_faults(config: RunConfig, engine: Engine) -> list[str]:
+    """An engine.version that no files are rendered for."""
     wanted = config.engine.version
-    if not wanted or wanted in engine.versions:
+    if not wanted or named(wanted, engine.versions) in engine.versions:
         return []
-    return [f"engine.version is {wanted}; {engine.name} is rendered for {listed(engine.versions)}"]
+    return [
+        f"engine.version is {wanted}; {engine.name} is rendered for {listed(engine.versions)}, or for the newest "
+        f"of a series, such as {engine.versions[0].rpartition('.')[0]}"
+    ]
 
 
 def _no_engine(verdicts: Mapping[str, list[str]], layouts: Mapping[str, Layout]) -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
-from dslaunch.hardware.efficiency import Efficiency
+from dslaunch.engines.modes import modes
+from dslaunch.engines.versions import named
+from dslaunch.hardware.efficiency import Tables
 from dslaunch.model import params as counts
 from dslaunch.plan import memory
 from dslaunch.plan.case import Case, cases
 from dslaunch.plan.decisions import training_plan, what_runs
+from dslaunch.plan.profile import added, fullest, fullest_node_gib, profile
 from dslaunch.plan.time import StepTime, step_time
 from dslaunch.planfile import (
+    Band,
     Candidate,
     ComponentPlan,
     EnginePlan,
@@ -51,13 +55,21 @@ class Evaluated:
             names.setdefault(case.layout.describe(), []).append(name)
         return ", ".join(f"{'+'.join(group)} {layout}" for layout, group in names.items())
 
+    def on_worst_rank(self) -> Iterator[tuple[str, int]]:
+        """(component, stage) that the fullest rank holds."""
+        for name, case in self.cases.items():
+            each = case.layout.ranks // case.layout.pp
+            stage = (self.worst_rank - case.layout.rank_offset) // each
+            if 0 <= stage < case.layout.pp:
+                yield name, stage
+
 
 def evaluate(
     config: RunConfig,
     engine: Engine,
     layouts: Mapping[str, Layout],
     grad_accum_dtype: str,
-    tables: Efficiency,
+    tables: Tables,
 ) -> Evaluated:
     """The ledgers of `layouts`; every key in them is legal for `engine`."""
     by_name = cases(config, engine, layouts, grad_accum_dtype)
@@ -65,22 +77,25 @@ def evaluate(
         name: tuple(memory.stage_memory(case, stage) for stage in range(case.layout.pp))
         for name, case in by_name.items()
     }
-    totals = {name: [stage.total for stage in stages] for name, stages in ledger.items()}
-    on_rank = _per_rank(config, by_name, totals)
-    worst = max(on_rank, key=lambda rank: (on_rank[rank], -rank))
-    first = next(iter(by_name.values()))
-    overhead = memory.overhead_gib(first, config.cluster.world_size)
     host = {
         name: [memory.host_gib_per_rank(case, stage) for stage in range(case.layout.pp)]
         for name, case in by_name.items()
     }
+    ranks = added(
+        [
+            profile(case.layout, [stage.total for stage in ledger[name]], host[name])
+            for name, case in by_name.items()
+        ]
+    )
+    worst = fullest(ranks)
+    overhead = memory.overhead_gib(next(iter(by_name.values())), config.cluster.world_size)
     return Evaluated(
         cases=by_name,
         memory=ledger,
         overhead_gib=overhead,
-        worst_rank=worst,
-        peak_gib=on_rank[worst] + overhead,
-        host_gib=memory.host_gib_per_node(_per_rank(config, by_name, host), config.cluster.slots),
+        worst_rank=worst.first,
+        peak_gib=worst.gib + overhead,
+        host_gib=fullest_node_gib(ranks, config.cluster.slots),
         time=step_time(by_name, tables),
     )
 
@@ -101,10 +116,12 @@ def to_plan(
         training=training_plan(config, any_case.grad_accum_dtype),
         engine=EnginePlan(
             name=engine.name,
-            version=config.engine.version or engine.versions[0],
+            version=named(config.engine.version, engine.versions) or engine.versions[0],
             sharding=config.strategy.sharding,
             path=config.engine.path,
             shard_size=any_case.layout.shard_size or 0,
+            modes=modes(config, engine.name, found.cases[config.model.trunk].layout),
+            extra=config.engine.extra,
         ),
         engines=tuple(engines),
         components={name: _component_plan(case) for name, case in found.cases.items()},
@@ -117,18 +134,22 @@ def to_plan(
 
 def to_prediction(
     config: RunConfig, plan: Plan, found: Evaluated, findings: Sequence[Finding],
-    candidates: Sequence[Candidate], tables: Efficiency,
+    candidates: Sequence[Candidate], tables: Tables,
 ) -> Prediction:  # fmt: skip
     """What the ledgers say of the plan."""
     step, gpus = found.time.step_s, config.cluster.world_size
     gpu = config.cluster.gpu
     peak = gpu.peak_tflops.get(config.training.precision, gpu.peak_tflops.get("fp32", 1.0)) * 1e12 * gpus
+    reserved = sum(memory.reserved_gib(found.cases[name], stage) for name, stage in found.on_worst_rank())
     return Prediction(
         components={name: _stage_predictions(found, name) for name in found.cases},
         overhead_gib=found.overhead_gib,
         worst=WorstRank(found.worst_rank, _terms_on_rank(found)),
         peak_memory_gib=found.peak_gib,
         gpu_memory_gib=gpu.memory_gib,
+        allocated_gib=found.peak_gib - found.overhead_gib,
+        reserved_gib=reserved,
+        nvidia_smi_gib=reserved + found.overhead_gib,
         memory_limit_gib=gpu.memory_gib * config.goal.memory_fraction,
         host_memory_gib=found.host_gib,
         host_limit_gib=config.cluster.node.host_memory_gib,
@@ -139,7 +160,9 @@ def to_prediction(
         hfu=found.time.hardware_flops / step / peak,
         bubble=found.time.bubble,
         usd_per_step=_price(config, step),
-        band=NO_BAND,
+        band=_band_words(found, tables),
+        memory_band=memory_band(found, tables),
+        time_band=tables.time_bands.get(_family(found)),
         findings=tuple(findings),
         candidates=tuple(candidates),
         tables_sha256=tables.sha256(),
@@ -147,21 +170,30 @@ def to_prediction(
     )
 
 
+def memory_band(found: Evaluated, tables: Tables) -> Band | None:
+    """The band of the software that runs the plan."""
+    return tables.memory_bands.get(_family(found))
+
+
+def _family(found: Evaluated) -> str:
+    return next(case.software.family for case in found.cases.values() if case.is_trunk)
+
+
+def _band_words(found: Evaluated, tables: Tables) -> str:
+    """Both bands, in GiB and seconds."""
+    words = []
+    if memory := memory_band(found, tables):
+        low, high = found.peak_gib * memory.low, found.peak_gib * memory.high
+        words.append(f"memory {low:.1f} to {high:.1f} GiB ({memory.describe()})")
+    if time := tables.time_bands.get(_family(found)):
+        low, high = found.time.step_s * time.low, found.time.step_s * time.high
+        words.append(f"step {low:.3g} to {high:.3g} s ({time.describe()})")
+    return f"band: {'; '.join(words)}" if words else NO_BAND
+
+
 def _price(config: RunConfig, step_s: float) -> float | None:
     price = config.cluster.price_per_gpu_hour
     return None if price is None else price * config.cluster.world_size * step_s / 3600
-
-
-def _per_rank(
-    config: RunConfig, by_name: Mapping[str, Case], per_stage: Mapping[str, Sequence[float]]
-) -> dict[int, float]:
-    """The sum over the components that a rank holds."""
-    total = dict.fromkeys(range(config.cluster.world_size), 0.0)
-    for name, case in by_name.items():
-        for stage in range(case.layout.pp):
-            for rank in case.layout.stage_ranks(stage):
-                total[rank] += per_stage[name][stage]
-    return total
 
 
 def _component_plan(case: Case) -> ComponentPlan:
@@ -206,9 +238,7 @@ def _stage_predictions(found: Evaluated, name: str) -> tuple[StagePrediction, ..
 def _terms_on_rank(found: Evaluated) -> dict[str, float]:
     """The worst rank's memory by component and term, and the overhead; what is zero is left out."""
     terms: dict[str, float] = {"overhead": found.overhead_gib}
-    for name, case in found.cases.items():
-        for stage in range(case.layout.pp):
-            if found.worst_rank in case.layout.stage_ranks(stage):
-                row = vars(found.memory[name][stage])
-                terms |= {f"{name}/{term}": v for term, v in row.items() if term != "total" and v > 0}
+    for name, stage in found.on_worst_rank():
+        row = vars(found.memory[name][stage])
+        terms |= {f"{name}/{term}": v for term, v in row.items() if term != "total" and v > 0}
     return terms

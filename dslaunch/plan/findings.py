@@ -8,7 +8,7 @@ from dslaunch.engines.base import Engine
 from dslaunch.plan.decisions import RUNTIME
 from dslaunch.plan.deepspeed_findings import MEMORY_NVME, by_script, nvme_gib, nvme_memory
 from dslaunch.plan.evaluate import Evaluated
-from dslaunch.planfile import Finding
+from dslaunch.planfile import Band, Finding
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 
@@ -32,47 +32,50 @@ def fits(config: RunConfig, found: Evaluated) -> bool:
 def largest_terms(found: Evaluated) -> list[tuple[str, float]]:
     """(component stage/term, GiB) of the worst rank, largest first."""
     terms = [("overhead", found.overhead_gib)]
-    for name, case in found.cases.items():
-        for stage in range(case.layout.pp):
-            if found.worst_rank in case.layout.stage_ranks(stage):
-                where = f"{name} stage {stage}" if case.layout.pp > 1 else name
-                row = vars(found.memory[name][stage])
-                terms += [
-                    (f"{where} {term}", gib) for term, gib in row.items() if term != "total" and gib >= 0.05
-                ]
+    for name, stage in found.on_worst_rank():
+        where = f"{name} stage {stage}" if found.cases[name].layout.pp > 1 else name
+        row = vars(found.memory[name][stage])
+        terms += [(f"{where} {term}", gib) for term, gib in row.items() if term != "total" and gib >= 0.05]
     return sorted(terms, key=lambda term: -term[1])
 
 
-def findings(config: RunConfig, engine: Engine, found: Evaluated, remedies: Sequence[str]) -> list[Finding]:
-    """Every finding of the plan itself; those of the rendered files come from the rules."""
+def findings(
+    config: RunConfig, engine: Engine, found: Evaluated, band: Band | None, remedies: Sequence[str]
+) -> list[Finding]:
+    """Every finding of the plan itself; those of the rendered files come from the rules.
+
+    Args:
+        band: the error band of the memory ledger, where one is known.
+    """
     return [
-        *_gpu_memory(config, found, remedies),
+        *_gpu_memory(config, found, band or Band(1.0, 1.0), remedies),
         *_host_memory(config, found),
         *nvme_memory(config, found),
         *_choices(config, engine, found),
     ]
 
 
-def _gpu_memory(config: RunConfig, found: Evaluated, remedies: Sequence[str]) -> list[Finding]:
+def _gpu_memory(config: RunConfig, found: Evaluated, band: Band, remedies: Sequence[str]) -> list[Finding]:
+    """Refused where no error that the band allows lets it fit; a warning where some do and some do not."""
     limit, capacity = limit_gib(config), config.cluster.gpu.memory_gib
-    if found.peak_gib <= limit:
+    low, high = found.peak_gib * band.low, found.peak_gib * band.high
+    if high <= limit:
         return []
     terms = ", ".join(f"{term} {gib:.1f}" for term, gib in largest_terms(found)[:5])
     fix = (
         "what would fit: " + "; ".join(remedies) if remedies else "no single change that was tried would fit"
     )
-    return [
-        Finding(
-            rule=MEMORY_GPU,
-            severity="error",
-            message=(
-                f"does not fit: rank {found.worst_rank} needs {found.peak_gib:.1f} of {limit:.1f} GiB "
-                f"({config.goal.memory_fraction:g} of {capacity:g}): {terms}"
-            ),
-            where="goal.memory_fraction",
-            fix=fix,
-        )
-    ]
+    figures = (
+        f"rank {found.worst_rank} needs {found.peak_gib:.1f} of {limit:.1f} GiB "
+        f"({config.goal.memory_fraction:g} of {capacity:g}): {terms}"
+    )
+    if low > limit:
+        return [Finding(MEMORY_GPU, "error", f"does not fit: {figures}", "goal.memory_fraction", fix)]
+    message = f"may not fit: {low:.1f} to {high:.1f} GiB by the ledger's error band; {figures}"
+    fix = f"--accept {MEMORY_GPU}, or " + (
+        fix if remedies else "goal.memory_fraction=1 where nothing else runs"
+    )
+    return [Finding(MEMORY_GPU, "memory", message, "goal.memory_fraction", fix)]
 
 
 def _host_memory(config: RunConfig, found: Evaluated) -> list[Finding]:
@@ -90,6 +93,23 @@ def _host_memory(config: RunConfig, found: Evaluated) -> list[Finding]:
     ]
 
 
+def chosen_freely(config: RunConfig, found: Evaluated) -> list[Finding]:
+    """A micro-batch of the trunk's other than training.micro_batch, which a search does not take for a pin."""
+    name, given = config.model.trunk, config.training.micro_batch
+    taken = found.cases[name].layout.micro_batch
+    if given in (None, taken):
+        return []
+    return [
+        Finding(
+            rule="search.micro-batch",
+            severity="info",
+            message=f"training.micro_batch is {given}; strategy=auto searched it, and takes {taken} for {name}",
+            where="training.micro_batch",
+            fix=f"strategy.every.micro_batch={given} pins it",
+        )
+    ]
+
+
 def _choices(config: RunConfig, engine: Engine, found: Evaluated) -> list[Finding]:
     return [
         *_grad_accum_choice(config, found),
@@ -98,7 +118,6 @@ def _choices(config: RunConfig, engine: Engine, found: Evaluated) -> list[Findin
         *_selective_recompute(found),
         *_long_sequence(config),
         *_no_program(config, engine),
-        *_not_executed_yet(config, engine),
         *_rates_by_script(config, engine, found),
         *_few_microbatches(found),
     ]
@@ -210,22 +229,6 @@ def _rates_by_script(config: RunConfig, engine: Engine, found: Evaluated) -> lis
             ),
             where=f"model.components.{next(iter(own))}.lr",
             fix="let the script make a parameter group for each component, from plan.json (DSLAUNCH_PLAN)",
-        )
-    ]
-
-
-def _not_executed_yet(config: RunConfig, engine: Engine) -> list[Finding]:
-    if engine.name != "native" or config.script or config.module not in ("", RUNTIME):
-        return []
-    return [
-        Finding(
-            rule="runtime.native",
-            severity="info",
-            message=(
-                "dslaunch.runtime does not execute a layout per component yet: this plan is rendered, not launched"
-            ),
-            where="engine.name",
-            fix="script=FILE launches a program of yours; strategy=zero3 is one layout for the whole model",
         )
     ]
 

@@ -50,12 +50,12 @@ def resolve(
         if dp is not None:
             replicas[name] = dp
     sizes, found = batches(config, wanted, replicas)
-    layouts = {name: _layout(config, name, wanted[name], dp, sizes[name]) for name, dp in replicas.items()}
+    layouts = {name: layout_of(config, name, wanted[name], dp, sizes[name]) for name, dp in replicas.items()}
     for name, layout in layouts.items():
         found += _schedule_faults(config, name, layout)
     if not faults:
         found += spread_faults(config, layouts)
-    return layouts, faults + found + _sequence_faults(config, layouts) + _mesh_faults(config, layouts)
+    return layouts, faults + found + sequence_faults(config, layouts) + _mesh_faults(config, layouts)
 
 
 def training_faults(config: RunConfig) -> list[str]:
@@ -87,7 +87,7 @@ def _mesh_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     return faults
 
 
-def _sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+def sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     """What the trunk's sequence has to hold, and what it is cut into."""
     model, seq_len = config.model, config.training.seq_len
     trunk = model.components[model.trunk]
@@ -106,10 +106,10 @@ def _sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[s
             f"{trunk.max_positions} tokens"
         )
     cp = layouts[model.trunk].cp if model.trunk in layouts else 1
-    return faults + (_cut_faults(config, cp) if cp > 1 else [])
+    return faults + (cut_faults(config, cp) if cp > 1 else [])
 
 
-def _cut_faults(config: RunConfig, cp: int) -> list[str]:
+def cut_faults(config: RunConfig, cp: int) -> list[str]:
     """DeepSpeed's Ulysses gives each rank one piece of the sequence, Megatron's context parallelism two."""
     seq_len, each = config.training.seq_len, 1 if config.engine.name == "deepspeed" else 2
     if seq_len % (each * cp) == 0:
@@ -154,7 +154,7 @@ def _merged(*parts: ComponentStrategy | None) -> ComponentStrategy:
     return ComponentStrategy(**given)
 
 
-def _layout(
+def layout_of(
     config: RunConfig, name: str, want: ComponentStrategy, dp: int, sizes: tuple[int, int]
 ) -> Layout:
     """The layout that is asked for, with `dp` replicas and `sizes`, (micro_batch, num_microbatches)."""

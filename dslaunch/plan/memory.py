@@ -6,40 +6,73 @@ from collections.abc import Mapping
 
 from dslaunch.engines.deepspeed_buckets import bucket_elements, gathered_elements
 from dslaunch.engines.deepspeed_modes import hpz
+from dslaunch.hardware.workspaces import library_bytes
 from dslaunch.model import params as counts
-from dslaunch.model.activations import logits_bytes, stage_bytes, working_set_bytes
+from dslaunch.model.activations import gradient_bytes, logits_bytes, stage_bytes, stage_working_bytes
 from dslaunch.model.params import Counts
 from dslaunch.model.shapes import width_out
-from dslaunch.plan import nvme
+from dslaunch.plan import memory_torch, nvme
 from dslaunch.plan.case import Case
 from dslaunch.planfile import MemoryGib
+from dslaunch.schema.components import Decoder
 
 GIB = 2**30
 COMMUNICATOR_GIB = 0.5
 """NCCL buffers of the groups that a rank belongs to, together: 16-channel defaults on 8-GPU nodes take
 300-600 MiB as reported in NVIDIA/nccl#1112 and Megatron-LM logs; the benchmark is to replace it."""
-_NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+MEGATRON_ALLOCATED = 0.96
+"""Share of reserved memory that is allocated, under Megatron's layers."""
 
 
 def stage_memory(case: Case, stage: int) -> MemoryGib:
-    """Bytes of one stage of one component on one of its ranks, in GiB."""
+    """Bytes of one stage of one component on one of its ranks, in GiB, at the fullest moment of a step."""
     held = case.counts(stage)
+    terms = _states(case, stage, held)
+    if case.software.family == "megatron":
+        terms |= _fullest(case, stage, held)
+    else:
+        made = {"gradients": terms["gradients"], "buffers": _made(case, held)}
+        terms |= memory_torch.fullest(case, stage, held, _activations(case, stage)[0], made)
+    gib = {name: value / GIB for name, value in terms.items()}
+    return MemoryGib(**gib, total=sum(gib.values()))
+
+
+def reserved_gib(case: Case, stage: int) -> float:
+    """What PyTorch's caching allocator holds of a stage's memory and beyond it, in GiB."""
+    if case.software.family == "megatron":
+        return stage_memory(case, stage).total / MEGATRON_ALLOCATED
+    held = case.counts(stage)
+    terms = _states(case, stage, held) | {"buffers": _made(case, held)}
+    return memory_torch.reserved(case, stage, held, _activations(case, stage)[0], terms) / GIB
+
+
+def _states(case: Case, stage: int, held: Counts) -> dict[str, float]:
+    """Bytes of what stays all the time."""
     states, expert_states = case.states, case.expert_states
     dense, experts = held.trained - held.trained_experts, held.trained_experts
-    terms = {
+    return {
         "weights": dense * states.weights
         + experts * expert_states.weights
-        + _frozen_bytes(case, held)
+        + (0.0 if case.layout.offload.endswith("_params") else _frozen_bytes(case, held))
         + (0.0 if case.layout.offload == "cpu_params" else _second_partition(case, held)),
         "gradients": dense * states.gradients + experts * expert_states.gradients,
         "optimizer": dense * states.optimizer + experts * expert_states.optimizer + _zenflow(case, held),
-        "activations": 0.0 if case.frozen and not case.passes_gradient else _activations(case, stage),
         "boundary": _boundary(case, stage),
-        "logits": _logits(case, stage),
-        "buffers": _buffers(case, held.total, held.trained),
     }
-    gib = {name: value / GIB for name, value in terms.items()}
-    return MemoryGib(**gib, total=sum(gib.values()))
+
+
+def _made(case: Case, held: Counts) -> float:
+    """DeepSpeed's buckets, and the workspaces of libraries."""
+    buckets = _buffers(case, held.total, held.trained) if case.engine.deepspeed else 0.0
+    return buckets + _workspaces(case)
+
+
+def _workspaces(case: Case) -> int:
+    """Of the libraries of matrix products, counted with the trunk."""
+    if not case.is_trunk:
+        return 0
+    routed = isinstance(case.component, Decoder) and case.component.experts is not None
+    return library_bytes(case.config.cluster.gpu, case.software, routed)
 
 
 def overhead_gib(case: Case, world_size: int) -> float:
@@ -53,6 +86,8 @@ def host_gib_per_rank(case: Case, stage: int) -> float:
     held = case.counts(stage)
     dense = held.trained - held.trained_experts
     states = dense * case.states.host + held.trained_experts * case.expert_states.host
+    if case.layout.offload == "cpu_params":
+        states += _frozen_bytes(case, held)
     second = _second_partition(case, held) if case.layout.offload == "cpu_params" else 0.0
     return (states + second + nvme.host_bytes(case, stage)) / GIB
 
@@ -90,22 +125,43 @@ def _frozen_bytes(case: Case, held: Counts) -> float:
     """
     plain = held.total - held.trained - held.packed
     sharded = case.layout.shard if case.layout.zero == 3 else 1
-    return (plain * case.width + held.packed * _NF4_BYTES) / sharded
+    return (plain * case.width + held.packed * memory_torch.NF4_BYTES) / sharded
 
 
-def _activations(case: Case, stage: int) -> float:
+def _fullest(case: Case, stage: int, held: Counts) -> dict[str, float]:
+    """Activations, logits and buffers at the fullest moment of a step.
+
+    With all micro-batches in flight either the loss is computed or a layer runs backward; with one less the
+    embedding's gradient is made; with none the optimizer steps.
+    """
+    kept, working = _activations(case, stage)
+    earlier = kept * (1 - 1 / case.in_flight(stage))
+    layers = case.layout.layers_per_stage[stage]
+    standing, table = 0.0, 0.0
+    if not case.frozen:
+        standing, table = gradient_bytes(case.component, case.run, case.first_layer(stage), layers)
+    buffers, step = _buffers(case, held.total, held.trained), held.trained * case.states.step
+    buffers += standing + _workspaces(case)
+    moments = (
+        (kept, _logits(case, stage), buffers),
+        (kept + working, 0.0, buffers),
+        (earlier, 0.0, buffers + table),
+        (0.0, 0.0, buffers + step),
+    )
+    return dict(zip(("activations", "logits", "buffers"), max(moments, key=sum), strict=True))
+
+
+def _activations(case: Case, stage: int) -> tuple[float, float]:
+    """Bytes (kept for the backward passes of all micro-batches in flight, taken by one layer's backward
+    pass)."""
     layout, component = case.layout, case.component
     first, end = case.first_layer(stage), case.first_layer(stage) + layout.layers_per_stage[stage]
     first = max(first, case.lowest_layer)
-    if first >= end:
-        return 0.0
-    run = case.run
-    per_sample = stage_bytes(component, run, first, end - first)
-    kept = case.in_flight(stage) * case.samples * per_sample
-    if layout.recompute != "full":
-        return kept
-    working = max(working_set_bytes(component, run, layer) for layer in range(first, end))
-    return kept + case.samples * working
+    if first >= end or (case.frozen and not case.passes_gradient):
+        return 0.0, 0.0
+    kept = case.in_flight(stage) * case.samples * stage_bytes(component, case.run, first, end - first)
+    working = stage_working_bytes(component, case.run, first, end - first)
+    return kept, case.samples * working
 
 
 def _boundary(case: Case, stage: int) -> float:
@@ -137,15 +193,14 @@ def _logits(case: Case, stage: int) -> float:
 
 
 def _buffers(case: Case, params: int, trained: int) -> float:
-    """Communication buckets, gathered parameters, and what the optimizer's step allocates."""
+    """Communication buckets and gathered parameters."""
     layout = case.layout
-    step = trained * case.states.step
     if case.engine.deepspeed and layout.zero:
-        return step + _deepspeed_buffers(case, params, trained)
+        return _deepspeed_buffers(case, params, trained)
     if layout.zero == 3:
         layers = sum(layout.layers_per_stage)
-        return step + 2 * params / layers * (case.width + 4)
-    return step
+        return 2 * params / layers * (case.width + 4)
+    return 0.0
 
 
 def _deepspeed_buffers(case: Case, params: int, trained: int) -> float:

@@ -34,9 +34,15 @@ def uses_nvme(case: Case) -> bool:
 def gib_per_node(cases: Mapping[str, Case], slots: int) -> float:
     """NVMe space on the fullest node: each rank keeps its own pieces in files of its own."""
     return slots * sum(
-        max(case.counts(stage).trained * case.states.nvme for stage in range(case.layout.pp)) / GIB
-        for case in cases.values()
+        max(_bytes(case, stage) for stage in range(case.layout.pp)) / GIB for case in cases.values()
     )
+
+
+def _bytes(case: Case, stage: int) -> float:
+    """In files of one rank: states of what trains, and frozen weights where parameters are there too."""
+    held = case.counts(stage)
+    frozen = held.total - held.trained if case.layout.offload == "nvme_params" else 0
+    return held.trained * case.states.nvme + frozen * case.width / case.layout.shard
 
 
 def host_bytes(case: Case, stage: int) -> float:
@@ -59,11 +65,11 @@ def host_bytes(case: Case, stage: int) -> float:
 
 def param_buffer(config: RunConfig, shard: int) -> int:
     """Elements of one buffer for parameters, where ZeRO-3 cuts over `shard` ranks."""
-    largest = max(map(_largest_parameter, config.model.components.values()))
+    largest = max(map(largest_parameter, config.model.components.values()))
     return param_buffer_elements(largest, shard)
 
 
-def _largest_parameter(component: Component) -> int:
+def largest_parameter(component: Component) -> int:
     """Elements of the largest tensor: a matrix of a layer (its experts may be one tensor), or the vocabulary's."""
     if isinstance(component, Other):
         return 0

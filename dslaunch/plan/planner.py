@@ -2,59 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from dslaunch.engines.base import Engine
 from dslaunch.errors import PlanError, listed
-from dslaunch.hardware.efficiency import UNCALIBRATED, Efficiency
+from dslaunch.hardware.efficiency import SHIPPED, Tables
+from dslaunch.plan import account
 from dslaunch.plan import layouts as layouts_of
-from dslaunch.plan.deepspeed_findings import nvme_gib
 from dslaunch.plan.engine_choice import choose, grad_accum
-from dslaunch.plan.evaluate import Evaluated, evaluate, to_plan, to_prediction
-from dslaunch.plan.findings import findings, fits, largest_terms, limit_gib
+from dslaunch.plan.evaluate import Evaluated, evaluate, memory_band, to_plan, to_prediction
+from dslaunch.plan.findings import chosen_freely, findings, fits
+from dslaunch.plan.goals import goal_faults, resized
+from dslaunch.plan.joint import Wanted
 from dslaunch.plan.remedies import remedies
-from dslaunch.plan.search import Refused, search
+from dslaunch.plan.search import Found, search
+from dslaunch.plan.space import scheduled
 from dslaunch.planfile import Candidate, Plan, Prediction
 from dslaunch.schema.config import RunConfig
-from dslaunch.schema.strategy import ComponentStrategy
-
-Wanted = Mapping[str, ComponentStrategy]
 
 
 def plan(
-    config: RunConfig, tables: Efficiency = UNCALIBRATED, accepted: Sequence[str] = ()
+    config: RunConfig, tables: Tables | None = None, accepted: Sequence[str] = ()
 ) -> tuple[Plan, Prediction]:
     """The plan of a configuration, and what the ledgers say of it.
 
     Args:
-        tables: shares of peak figures that programs reach.
+        tables: shares of peak figures that programs reach; the shipped ones where None.
         accepted: rules that the user waives; recorded in the plan.
 
     Raises:
         PlanError: the layout is illegal (every fault, with its arithmetic), or no engine executes it.
     """
+    tables = tables or SHIPPED
     wanted: Wanted = layouts_of.pinned(config)
-    candidates: tuple[Candidate, ...] = ()
-    standing = launch_faults(config) + precision_faults(config) + layouts_of.training_faults(config)
-    if config.strategy.name == "auto" and standing:
-        raise PlanError("\n".join(standing))
+    standing = _standing_faults(config)
+    found: Found | None = None
     if config.strategy.name == "auto":
-        wanted, candidates = search(config, wanted, lambda w: _attempt(config, w, tables))
+        if standing:
+            raise PlanError("\n".join(standing))
+        found = _searched(config, wanted, tables)
+        config, wanted = found.config, found.wanted
     layouts, faults = layouts_of.resolve(config, wanted)
-    faults += standing
-    engine, engines, engine_faults = choose(config, layouts) if layouts else (None, [], [])
+    faults += [fault for fault in standing if fault not in faults]
+    engine, engines, engine_faults = (
+        choose(config, layouts, found.chosen.engine if found else "") if layouts else (None, [], [])
+    )
     faults += engine_faults
     if engine is None or faults:
         raise PlanError("\n".join(faults))
     accum, accum_faults = grad_accum(config, engine, layouts)
     if accum_faults:
         raise PlanError("\n".join(accum_faults))
-    found = evaluate(config, engine, layouts, accum, tables)
-    result = to_plan(config, found, engine, engines, accepted)
-    notes = findings(config, engine, found, _what_fits(config, found, tables))
-    return result, to_prediction(
-        config, result, found, notes, candidates or (_chosen(config, found),), tables
-    )
+    result = evaluate(config, engine, layouts, accum, tables)
+    made = to_plan(config, result, engine, engines, accepted)
+    notes = [
+        *findings(config, engine, result, memory_band(result, tables), _what_fits(config, result, tables)),
+        *(chosen_freely(config, result) if found else []),
+    ]
+    candidates = account.candidates(found) if found else (_chosen(config, result),)
+    prediction = to_prediction(config, made, result, notes, candidates, tables)
+    return made, replace(prediction, search=account.report(found) if found else None)
+
+
+def settled(config: RunConfig, made: Plan) -> RunConfig:
+    """The configuration with what a search decided of it: how many nodes, and the order of micro-batches."""
+    return scheduled(resized(config, made.cluster.nodes), made.training.schedule)
+
+
+def _searched(config: RunConfig, pinned: Wanted, tables: Tables) -> Found:
+    found = search(config, pinned, tables)
+    if isinstance(found, Found):
+        return found
+    raise account.nothing_fits(config, pinned, found)
+
+
+def _standing_faults(config: RunConfig) -> list[str]:
+    """What no layout changes."""
+    return [
+        *launch_faults(config),
+        *precision_faults(config),
+        *layouts_of.training_faults(config),
+        *layouts_of.sequence_faults(config, {}),
+        *goal_faults(config),
+    ]
 
 
 def launch_faults(config: RunConfig) -> list[str]:
@@ -84,46 +114,31 @@ def precision_faults(config: RunConfig) -> list[str]:
     ]
 
 
-def _attempt(config: RunConfig, wanted: Wanted, tables: Efficiency) -> Evaluated | Refused:
-    """The ledgers of what is wanted, or what stands against it."""
-    layouts, faults = layouts_of.resolve(config, wanted)
-    engine: Engine | None = None
-    if not faults:
-        engine, _, faults = choose(config, layouts)
-        faults = [" ".join(fault.strip() for fault in faults[:2])] if engine is None else faults
+def _attempt(config: RunConfig, tables: Tables) -> Evaluated | None:
+    """The ledgers of what is pinned, where it is legal and fits."""
+    layouts, faults = layouts_of.resolve(config, layouts_of.pinned(config))
+    if faults or launch_faults(config):
+        return None
+    engine, _, faults = choose(config, layouts)
     if engine is None or faults:
-        return Refused(tuple(faults))
+        return None
     accum, faults = grad_accum(config, engine, layouts)
     if faults:
-        return Refused(tuple(faults))
+        return None
     found = evaluate(config, engine, layouts, accum, tables)
-    return found if fits(config, found) else _too_large(config, found)
+    return found if fits(config, found) else None
 
 
-def _too_large(config: RunConfig, found: Evaluated) -> Refused:
-    """Which memory does not hold the plan, in figures: the GPU's, the node's or its NVMe."""
-    limit, node, nvme = limit_gib(config), config.cluster.node, nvme_gib(config, found)
-    if found.peak_gib > limit:
-        terms = ", ".join(f"{term} {gib:.1f}" for term, gib in largest_terms(found)[:2])
-        reason = f"{found.peak_gib:.1f} GiB: {terms}"
-    elif found.host_gib > node.host_memory_gib:
-        reason = f"{found.host_gib:.0f} of {node.host_memory_gib:.0f} GiB of a node's memory"
-    else:
-        reason = f"{nvme:.0f} of {node.nvme_gib:.0f} GiB of a node's NVMe"
-    return Refused((reason,), found.peak_gib / limit + found.host_gib / node.host_memory_gib)
-
-
-def _what_fits(config: RunConfig, found: Evaluated, tables: Efficiency) -> list[str]:
+def _what_fits(config: RunConfig, found: Evaluated, tables: Tables) -> list[str]:
     """Changes that make it fit, each planned as if it had been typed."""
     if fits(config, found):
         return []
 
     def attempt(changed: RunConfig) -> Evaluated | None:
         try:
-            result = _attempt(changed, layouts_of.pinned(changed), tables)
+            return _attempt(changed, tables)
         except PlanError:
             return None
-        return None if isinstance(result, Refused) or launch_faults(changed) else result
 
     return remedies(config, found, attempt)
 

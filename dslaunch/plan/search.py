@@ -1,188 +1,224 @@
-"""strategy=auto: every legal layout of the trunk is tried, and the fastest that fits is taken.
+"""strategy=auto: every legal layout of every component is covered, and the best by the goal is taken.
 
-What the user pinned stays. Components beside the trunk share its layout where it has no tp and pp, and else
-run data-parallel over all ranks at ZeRO-2. A component without a micro_batch of its own gets the largest
-divisor of training.micro_batch that is legal, 1 where none is; smaller ones, and then offload, only where
-nothing else fits.
+What is pinned stays. Engines are searched one after the other into one front; what cannot change it is not
+computed. Offload is tried only where nothing fits without it, on any size of the cluster that the goal allows.
+Unpinned micro-batches are chosen freely. The type that gradients are accumulated in is the engine's own choice:
+it is never narrowed to save memory or time.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import TypeVar
 
-from dslaunch.errors import PlanError
-from dslaunch.hardware.topology import describe, tensor_domain
-from dslaunch.model import shapes
-from dslaunch.plan.batch import whole_micro_batch
-from dslaunch.plan.evaluate import Evaluated
-from dslaunch.planfile import Candidate
+from dslaunch.engines.base import Engine
+from dslaunch.engines.layout import Layout
+from dslaunch.engines.registry import ENGINES
+from dslaunch.hardware.efficiency import Tables
+from dslaunch.plan import goals, joint, space
+from dslaunch.plan.case import cases
+from dslaunch.plan.engine_choice import candidates, engine_faults, grad_accum, version_faults
+from dslaunch.plan.findings import limit_gib
+from dslaunch.plan.front import Front, Scored
+from dslaunch.plan.joint import Piece, Wanted
+from dslaunch.plan.memory import overhead_gib
+from dslaunch.plan.notes import Notes
+from dslaunch.plan.options import Misfit, Setting, fitting
+from dslaunch.plan.space import Family, Group, scheduled
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
 
+_OFFLOADS = (("none",), ("none", "cpu", "cpu_params"))
+
 
 @dataclass(frozen=True)
-class Refused:
-    """Why a layout is not taken."""
+class Found:
+    """What a search comes to."""
 
-    reasons: tuple[str, ...]
-    excess: float | None = None
-    """GPU and host memory that it needs, each over what there is, added up; None where it is illegal."""
+    config: RunConfig
+    """On the size of the cluster, and with the schedule, that were chosen."""
+    chosen: Scored
+    front: Front
+    """Of the chosen size."""
+    notes: Notes
+    goal: str
+    """In words."""
 
     @property
-    def reason(self) -> str:
-        return self.reasons[0]
+    def wanted(self) -> Wanted:
+        return {name: strategy_of(layout) for name, layout in self.chosen.layouts.items()}
 
 
-T = TypeVar("T")
-Wanted = Mapping[str, ComponentStrategy]
-Attempt = Callable[[Wanted], Evaluated | Refused]
-Rows = list[tuple[str, Refused]]
-_OFFLOADS = (("none",), ("cpu", "cpu_params"))
-
-
-def search(config: RunConfig, pinned: Wanted, attempt: Attempt) -> tuple[Wanted, tuple[Candidate, ...]]:
-    """(what the winner wants, the candidates: the winner, the next best, and the nearest refusals).
+def search(config: RunConfig, pinned: Wanted, tables: Tables) -> Found | Notes:
+    """The best by the goal, or what stands against every layout.
 
     Raises:
-        PlanError: nothing legal fits; the reasons, the commonest first, or the nearest candidates' figures.
+        PlanError: plans fit, and none of them meets the deadline.
     """
-    refused: Rows = []
-    tried: set[tuple[ComponentStrategy, ...]] = set()
-    largest = config.training.micro_batch or 1
-    for offloads, most in product(_OFFLOADS, reversed(shapes.divisors(largest))):
-        fitting: list[tuple[float, float, Evaluated, Wanted]] = []
-        for wanted in _space(config, pinned, offloads, most):
-            if tuple(wanted.values()) in tried:
-                continue
-            tried.add(tuple(wanted.values()))
-            found = attempt(wanted)
-            if isinstance(found, Refused):
-                refused.append((_describe(config, wanted), found))
-            else:
-                fitting.append((found.time.step_s, found.peak_gib, found, wanted))
-        if fitting:
-            fitting.sort(key=lambda row: row[:2])
-            return fitting[0][3], (*_ranked(fitting), *_refused(refused))
-    raise PlanError(_nothing(config, refused))
+    notes, given = Notes(), config.cluster.node_count
+    for offloads in _OFFLOADS:
+        fronts: dict[int, Front] = {}
+        best: dict[int, Scored] = {}
+        for nodes in goals.sizes(config):
+            sized, notes = goals.resized(config, nodes), Notes()
+            fronts[nodes] = front_of(sized, pinned, tables, offloads, notes)
+            if found := goals.best_of(sized, fronts[nodes]):
+                best[nodes] = found
+                if config.goal.name != "cost":
+                    break
+        taken = goals.decided(config, best)
+        if taken is not None:
+            chosen = best[taken]
+            sized = scheduled(goals.resized(config, taken), chosen.schedule)
+            return Found(sized, chosen, fronts[taken], notes, goals.words(config, taken, given))
+        if fast := [front.best[0] for front in fronts.values() if front.best]:
+            raise goals.too_slow(config, min(fast, key=lambda each: each.step_s))
+    return notes
 
 
-def _space(config: RunConfig, pinned: Wanted, offloads: tuple[str, ...], most: int) -> Iterator[Wanted]:
-    """Every layout to try; what is pinned alone where no layout goes with it, so that the reason is found."""
-    trunk, empty = config.model.trunk, True
-    want, component, world = pinned[trunk], config.model.components[trunk], config.cluster.world_size
-    tps = [n for n in shapes.divisors(tensor_domain(config.cluster)) if shapes.legal_tp(component, n) is None]
-    pps = [n for n in shapes.divisors(world) if want.layers_per_stage or shapes.layers(component) % n == 0]
-    for tp, pp, zero, recompute, offload in product(
-        _choices(want.tp, tps), _choices(want.pp, pps), _choices(want.zero, [0, 1, 2, 3]),
-        _choices(want.recompute, ["none", "selective", "full"]), _choices(want.offload, list(offloads)),
-    ):  # fmt: skip
-        if world % (tp * pp) or (want.zero is None and not _sensible(zero, offload, world > tp * pp)):
+def front_of(
+    config: RunConfig, pinned: Wanted, tables: Tables, offloads: Sequence[str], notes: Notes
+) -> Front:
+    """All that fits on this cluster, as far as it matters; `notes` gets the rest."""
+    front = Front(by_memory=config.goal.name == "lowest_memory")
+    for name in candidates(config):
+        engine = ENGINES[name]
+        if faults := version_faults(config, engine):
+            notes.refuse(name, faults)
             continue
-        empty = False
-        degrees = {"tp": tp, "pp": pp, "zero": zero, "recompute": recompute, "offload": offload}
-        yield _around(config, pinned, want.model_copy(update=degrees), most)
-    if empty:
-        yield pinned
+        for setting in _settings(config, engine, pinned, tables):
+            for groups in joint.arrangements(config, engine, pinned):
+                if conflicts := [fault for group in groups for fault in group.faults()]:
+                    notes.refuse(name, conflicts)
+                elif len(groups) == 1:
+                    _alone(setting, groups[0], offloads, front, notes)
+                else:
+                    _together(setting, groups, offloads, front, notes)
+    return front
 
 
-def _sensible(zero: int, offload: str, replicated: bool) -> bool:
-    """Whether the stage is worth a try: replicas shard something, and offload has what it moves."""
-    return zero >= {"none": int(replicated), "cpu": 1, "nvme": 1}.get(offload, 3)
-
-
-def _around(config: RunConfig, pinned: Wanted, chosen: ComponentStrategy, most: int) -> Wanted:
-    """The trunk as chosen, the others beside it, each with a micro-batch that divides."""
-    trunk, fused = config.model.trunk, config.model.fused(config.model.trunk)
-    every = {
-        name: chosen if name == trunk else _beside(pinned[name], chosen, fused=name in fused)
-        for name in pinned
-    }
-    return {name: _with_micro_batch(config, name, want, most) for name, want in every.items()}
-
-
-def _with_micro_batch(config: RunConfig, name: str, want: ComponentStrategy, most: int) -> ComponentStrategy:
-    given = config.training.micro_batch
-    if want.micro_batch is not None or given is None:
-        return want
-    ranks = config.cluster.world_size - (want.rank_offset or 0)
-    dp = want.dp or ranks // ((want.tp or 1) * (want.pp or 1) * (want.cp or 1))
-    size = (whole_micro_batch(config, name, dp, most) if dp else None) or 1
-    return want if size == given else want.model_copy(update={"micro_batch": size})
-
-
-def _choices(pinned: T | None, all_of_them: list[T]) -> list[T]:
-    return all_of_them if pinned is None else [pinned]
-
-
-def _beside(want: ComponentStrategy, trunk: ComponentStrategy, *, fused: bool) -> ComponentStrategy:
-    uniform = fused or (trunk.tp == 1 and trunk.pp == 1)
-    follow = {
-        "tp": trunk.tp if fused else 1,
-        "pp": trunk.pp if fused else 1,
-        "zero": trunk.zero if uniform else 2,
-        "recompute": trunk.recompute,
-        "offload": trunk.offload if uniform else "none",
-    }
-    return want.model_copy(update={k: v for k, v in follow.items() if getattr(want, k) is None})
-
-
-def _describe(config: RunConfig, wanted: Wanted) -> str:
-    trunk = wanted[config.model.trunk]
-    words = f"TP{trunk.tp or 1} PP{trunk.pp or 1} ZeRO-{trunk.zero or 0} recompute {trunk.recompute or 'none'}"
-    words += "" if trunk.offload in (None, "none") else f" offload {trunk.offload}"
-    words += "" if trunk.micro_batch is None else f" micro-batch {trunk.micro_batch}"
-    return f"{config.model.trunk} {words}"
-
-
-def _ranked(fitting: list[tuple[float, float, Evaluated, Wanted]]) -> list[Candidate]:
-    best = fitting[0][0]
-    return [
-        Candidate(found.describe(), peak, step, "chosen" if i == 0 else f"slower: x{step / best:.2f}")
-        for i, (step, peak, found, _) in enumerate(fitting[:8])
-    ]
-
-
-def _refused(refused: Rows) -> list[Candidate]:
-    """The refusals for memory, those that lack least first; others where there are none."""
-    rows = _smallest(refused) or refused[:4]
-    return [Candidate(layout, 0.0, 0.0, f"refused: {row.reason}") for layout, row in rows]
-
-
-def _smallest(refused: Rows) -> Rows:
-    """The refusals for memory, those that lack least first."""
-    for_memory = [row for row in refused if row[1].excess is not None]
-    return sorted(for_memory, key=lambda row: row[1].excess or 0.0)[:4]
-
-
-def _nothing(config: RunConfig, refused: Rows) -> str:
-    """What memory refuses, and the commonest other reason; the one that refuses more comes first."""
-    cluster, kinds = describe(config.cluster), _kinds([row for _, row in refused if row.excess is None])
-    legal = sum(row.excess is not None for _, row in refused)
-    if len(refused) == 1 and not legal:
-        faults = "\n".join(refused[0][1].reasons)
-        return f"strategy=auto: no layout on {cluster} goes with what is set.\n{faults}"
-    reasons = [(legal, _memory_reason(refused))] if legal else []
-    reasons += [(len(rows), f"{len(rows)} are illegal, such as: {rows[0].reason}") for rows in kinds[:1]]
-    shown = "\n".join(text for _, text in sorted(reasons, key=lambda reason: -reason[0]))
-    return f"strategy=auto: none of {len(refused)} layouts is legal and fits on {cluster}.\n{shown}"
-
-
-def _kinds(refused: list[Refused]) -> list[list[Refused]]:
-    """Refusals with the same key at fault, the commonest first."""
-    kinds: dict[str, list[Refused]] = {}
-    for row in refused:
-        kinds.setdefault(re.sub(r"\d+", "", row.reason.split(":")[0]), []).append(row)
-    return sorted(kinds.values(), key=lambda rows: -len(rows))
-
-
-def _memory_reason(refused: Rows) -> str:
-    count = sum(row.excess is not None for _, row in refused)
-    nearest = "".join(f"\n  {layout}: {row.reason}" for layout, row in _smallest(refused))
-    return (
-        f"{count} need too much memory; nearest:{nearest}\n"
-        "Use more GPUs, a smaller training.seq_len, or GPUs with more memory."
+def strategy_of(layout: Layout) -> ComponentStrategy:
+    """The layout as a strategy that pins all of it."""
+    return ComponentStrategy.model_validate(
+        {key: getattr(layout, key) for key in ComponentStrategy.model_fields}
     )
+
+
+def _settings(config: RunConfig, engine: Engine, pinned: Wanted, tables: Tables) -> Iterator[Setting]:
+    """One for each type that gradients may be accumulated in."""
+    training, precision = config.training, config.training.precision
+    one, several = engine.grad_accum(precision, False), engine.grad_accum(precision, True)
+    stages = {want.zero for want in pinned.values() if want.zero is not None}
+    narrow = any(several not in engine.grad_accum_choices(precision, stage) for stage in stages)
+    passes: list[tuple[str, bool | None]]
+    if training.grad_accum_dtype is not None:
+        passes = [(training.grad_accum_dtype, None)]
+    elif one == several or narrow:
+        passes = [(precision if narrow else one, None)]
+    else:
+        passes = [(one, False), (several, True)]
+    for dtype, accumulates in passes:
+        yield _setting(config, engine, tables, dtype, accumulates)
+
+
+def _setting(
+    config: RunConfig, engine: Engine, tables: Tables, dtype: str, accumulates: bool | None
+) -> Setting:
+    trunk = config.model.trunk
+    any_layout = Layout(1, 1, 1, 1, 1, 1, 0, "none", "none", 1, 1, 0, (1,))
+    overhead = overhead_gib(
+        cases(config, engine, {trunk: any_layout}, dtype)[trunk], config.cluster.world_size
+    )
+    return Setting(config, engine, tables, dtype, accumulates, limit_gib(config) - overhead, overhead)
+
+
+def _alone(setting: Setting, group: Group, offloads: Sequence[str], front: Front, notes: Notes) -> None:
+    """One layout for the whole model."""
+    name = setting.engine.name
+    over, trunk = setting.overhead_gib, setting.config.model.trunk
+    for family in _legal_families(setting, group, offloads, notes):
+        notes.considered += len(space.batches(setting.config, group, family)) * len(space.recomputes(group))
+        schedule = space.schedule(setting.config, family)
+        for option in fitting(
+            setting, group, family, lambda gib, s: front.wants(gib + over, s), whole_model=True
+        ):
+            if isinstance(option, Misfit):
+                notes.misfits.append((name, option))
+            elif front.wants(option.peak_gib + over, option.seconds) and _as_accumulated(
+                setting, option.layouts
+            ):
+                front.add(
+                    Scored(name, schedule, trunk, option.layouts, option.peak_gib + over, option.seconds)
+                )
+
+
+def _legal_families(
+    setting: Setting, group: Group, offloads: Sequence[str], notes: Notes
+) -> Iterator[Family]:
+    """The families that the engine executes, judged by one layout each, whatever recompute and batch."""
+    for family in space.families(setting.config, setting.engine, group, offloads):
+        sizes = space.batches(setting.config, group, family)
+        if not sizes:
+            continue
+        laid = space.layouts(setting.config, group, family, space.recomputes(group)[0], sizes[0])
+        config = scheduled(setting.config, space.schedule(setting.config, family))
+        if faults := engine_faults(config, laid, setting.engine.name):
+            notes.refuse(setting.engine.name, faults, len(sizes) * len(space.recomputes(group)))
+        else:
+            yield family
+
+
+def _as_accumulated(setting: Setting, layouts: Mapping[str, Layout]) -> bool:
+    """Whether gradients are accumulated in the type that the ledgers were asked for."""
+    dtype, faults = grad_accum(setting.config, setting.engine, layouts)
+    return not faults and dtype == setting.dtype
+
+
+def _together(
+    setting: Setting, groups: Sequence[Group], offloads: Sequence[str], front: Front, notes: Notes
+) -> None:
+    """A layout for each group."""
+    parts: list[list[Piece]] = []
+    if faults := joint.faults(setting, groups, offloads):
+        notes.refuse(setting.engine.name, faults)
+        return
+    shared = groups[0].ranks == setting.config.cluster.world_size
+    if not shared and not front.may_win(joint.ideal_s(setting, groups[0])):
+        return
+    for group in groups[1:]:
+        parts.append(joint.pieces(setting, group, offloads, lambda gib, s: True, notes))
+    if not all(parts) or not (sides := joint.merged(setting, parts)):
+        return
+    least_s = sides[0].step_s
+
+    def promising(gib: float, seconds: float) -> bool:
+        step = seconds + least_s if shared else max(seconds, least_s)
+        return front.wants(gib + setting.overhead_gib, step)
+
+    for trunk in joint.pieces(setting, groups[0], offloads, promising, notes):
+        for side in sides:
+            _pair(setting, trunk, side, front, notes)
+
+
+def _pair(setting: Setting, trunk: Piece, side: Piece, front: Front, notes: Notes) -> None:
+    """The trunk's piece with those beside it, into the front where it belongs there."""
+    notes.considered += 1
+    over = setting.overhead_gib
+    peak, step = trunk.least(side)
+    if not (front.wants(peak + over, step) and joint.go_together(setting.engine, trunk, side)):
+        return
+    whole = trunk.with_(side)
+    layouts = {name: whole.layouts[name] for name in setting.config.model.components}
+    if whole.peak_gib > setting.limit_gib or not joint.fits_host(setting, whole):
+        return
+    if front.wants(whole.peak_gib + over, whole.step_s) and _as_accumulated(setting, layouts):
+        front.add(
+            Scored(
+                setting.engine.name,
+                trunk.schedule,
+                setting.config.model.trunk,
+                layouts,
+                whole.peak_gib + over,
+                whole.step_s,
+            )
+        )

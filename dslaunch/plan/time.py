@@ -1,7 +1,7 @@
 """The time ledger: seconds of one optimizer step, by component, stage and term. The dataloader is not in it.
 
-A first estimate: shares of peak figures by `hardware.efficiency`, slowest stage as the pipeline's clock,
-exposed communication where nothing hides it.
+The slowest stage is the pipeline's clock; communication counts where nothing hides it; a GPU that runs out of
+kernels waits for its host.
 """
 
 from __future__ import annotations
@@ -9,19 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dslaunch.engines.base import WIDTH
-from dslaunch.engines.deepspeed_modes import hpz
-from dslaunch.hardware.efficiency import Efficiency
-from dslaunch.hardware.topology import group_link
+from dslaunch.hardware.efficiency import FamilyRates, GpuRates, Tables
 from dslaunch.model.flops import Flops, flops
-from dslaunch.plan import nvme
+from dslaunch.plan import nvme, traffic
 from dslaunch.plan.case import Case
+from dslaunch.plan.compute import again, ends_spent, kinds, layers_spent, speeds, started_at
 from dslaunch.plan.grids import stretches
-from dslaunch.schema.cluster import Link
-from dslaunch.schema.model import Decoder
+from dslaunch.plan.traffic import layer_range
 
 _ADAM_BYTES = 28
-"""HBM traffic per parameter of a fused Adam step: master, moments read and written, gradient, new weight."""
+"""Host memory traffic per parameter of an Adam step: master, moments read and written, gradient, new
+weight."""
+_STEP_BYTES = 44
+"""HBM traffic per parameter of a whole optimizer step: Adam's, the gradient's norm, scaling and zeroing."""
+_HALF_STEP_BYTES = 20
+"""The same where all states are in 16 bits."""
+_SENT_KERNELS = 4
+"""Kernels that a layer's collectives add."""
+_EXPERTS_EXPOSED = {False: 1.0, True: 0.55}
+"""Share of the exchange with experts that costs time: its kernels take multiprocessors from what runs beside
+them. From pairs of runs with and without (yanring/Megatron-MoE-ModelZoo: best_practice/qwen3/readme.md;
+NVIDIA-NeMo/ Megatron-Bridge: skills/perf-techniques)."""
+_ONCE = ("dp", "optimizer", "offload")
+"""Terms of what a stage does once a step, after its micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +49,34 @@ class StepTime:
     """The same with recompute."""
 
 
-def step_time(cases: Mapping[str, Case], efficiency: Efficiency) -> StepTime:
+def step_time(cases: Mapping[str, Case], tables: Tables) -> StepTime:
     """The ledger of a whole step."""
-    stages = {
-        name: tuple(_stage_terms(case, stage, efficiency) for stage in range(case.layout.pp))
-        for name, case in cases.items()
-    }
+    stages = {name: _stages(case, tables) for name, case in cases.items()}
     spans = {name: _span(case, stages[name]) for name, case in cases.items()}
     step = _joined(cases, spans)
     trunk = next(name for name, case in cases.items() if case.is_trunk)
     model = sum(_model_flops(case) for case in cases.values())
     extra = sum(_recompute_flops(case) * _samples_per_step(case) for case in cases.values())
     return StepTime(stages, step, _idle(stages[trunk], spans[trunk]), model, model + extra)
+
+
+def span_s(case: Case, tables: Tables) -> float:
+    """Seconds of a step that one component takes of its ranks, which it shares with none."""
+    return _span(case, _stages(case, tables))
+
+
+def _stages(case: Case, tables: Tables) -> tuple[dict[str, float], ...]:
+    """The terms of every stage; those with layers of the same kinds are alike, but for the first and the
+    last."""
+    found: dict[object, dict[str, float]] = {}
+    terms = []
+    for stage, number in enumerate(case.layout.layers_per_stage):
+        ends = (stage == 0, stage == case.layout.pp - 1)
+        alike = (ends, kinds(case.component, case.first_layer(stage), number), _reached(case, stage))
+        if alike not in found:
+            found[alike] = _stage_terms(case, stage, tables)
+        terms.append(found[alike])
+    return tuple(terms)
 
 
 def _joined(cases: Mapping[str, Case], spans: Mapping[str, float]) -> float:
@@ -61,20 +87,24 @@ def _joined(cases: Mapping[str, Case], spans: Mapping[str, float]) -> float:
 
 def _running(terms: Mapping[str, float]) -> float:
     """Seconds that a stage spends on its micro-batches."""
-    return sum(terms[term] for term in ("compute", "recompute", "tp", "pp"))
+    return sum(seconds for term, seconds in terms.items() if term not in _ONCE)
 
 
 def _once(terms: Mapping[str, float]) -> float:
     """Seconds that a stage spends once a step, after its micro-batches."""
-    return sum(terms[term] for term in ("dp", "optimizer", "offload"))
+    return sum(terms[term] for term in _ONCE)
 
 
 def _span(case: Case, stages: tuple[dict[str, float], ...]) -> float:
-    """Seconds from the first forward to the end of the step."""
-    m, p, v = case.layout.num_microbatches, case.layout.pp, case.layout.vpp
-    slowest = max(_running(terms) for terms in stages)
-    wait = slowest / m * (p - 1) / v
-    return slowest + wait + max(_once(terms) for terms in stages)
+    """Seconds from the first forward to the end of the step.
+
+    The slowest stage runs without a pause once it has work; the others' share of one micro-batch fills and
+    drains the pipeline, a v-th of it under the interleaved schedule (arXiv:2104.04473, section 2.2).
+    """
+    m, v = case.layout.num_microbatches, case.layout.vpp
+    running = [_running(terms) for terms in stages]
+    slowest = max(running)
+    return slowest + (sum(running) - slowest) / m / v + max(_once(terms) for terms in stages)
 
 
 def _idle(stages: tuple[dict[str, float], ...], span: float) -> float:
@@ -82,27 +112,92 @@ def _idle(stages: tuple[dict[str, float], ...], span: float) -> float:
     return 1 - sum((_running(terms) + _once(terms)) / span for terms in stages) / len(stages)
 
 
-def _stage_terms(case: Case, stage: int, efficiency: Efficiency) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Rates:
+    tables: Tables
+    gpu: GpuRates
+    family: FamilyRates
+
+
+def _stage_terms(case: Case, stage: int, tables: Tables) -> dict[str, float]:
     """Seconds of one stage in a step, by term; those of every micro-batch are added up."""
-    layout, cluster = case.layout, case.config.cluster
-    peak = cluster.gpu.peak_tflops
-    precision = case.config.training.precision
-    rate = peak.get(precision, peak.get("fp32", 1.0)) * 1e12 * efficiency.matrix
-    m = layout.num_microbatches
-    forward, backward = _stage_flops(case, stage)
-    recompute = _recompute_of(case, stage)
-    scale = case.samples / (layout.tp * layout.cp) * m / rate
-    compute = (forward + backward) * scale
-    hideable = backward * scale
-    return {
-        "compute": compute,
-        "recompute": recompute * scale,
-        "tp": m * (_tensor_seconds(case, stage, efficiency) + _expert_seconds(case, stage, efficiency)),
-        "pp": m * _pipeline_seconds(case, efficiency),
-        "dp": _exposed_dp(case, stage, efficiency, hideable),
-        "optimizer": _optimizer_seconds(case, stage, efficiency),
-        "offload": _offload_seconds(case, stage, efficiency),
+    rates = _Rates(
+        tables,
+        tables.gpu(case.config.cluster.gpu),
+        tables.family(case.software.family, case.engine.deepspeed),
+    )
+    m, family = case.layout.num_microbatches, rates.family
+    at = speeds(case, tables)
+    layers, ends = layers_spent(case, stage, at), ends_spent(case, stage, at)
+    share, factor = _reached(case, stage), _backward_factor(case)
+    backward = factor and share * layers.inputs + ends.inputs
+    backward += (share * layers.weights + ends.weights) * (factor == 2)
+    repeated = again(case, layers, case.layout.layers_per_stage[stage]) * share * (factor > 0)
+    repeats = repeated / layers.forward if layers.forward else 0.0
+    unpacked = case.counts(stage).packed * case.software.dequantising / at.device.memory
+    forward = layers.forward + ends.forward + unpacked
+    backward += unpacked * (factor > 0)
+    repeated += unpacked * (repeated > 0)
+    sent = {
+        "tp": _beside_products(
+            case, traffic.tensor(case, stage, rates.gpu), layers.products, repeats, family
+        ),
+        "cp": _with_backward(case, traffic.context(case, stage, rates.gpu), repeats, layers.core, family),
+        "ep": _EXPERTS_EXPOSED[case.software.overlap_ep]
+        * _with_backward(case, traffic.experts(case, stage, rates.gpu), repeats, 0.0, family),
+        "pp": _pipeline(case, rates),
     }
+    started = (layers.started + ends.started) * (1 + repeats + factor) * started_at(case)
+    started += _SENT_KERNELS * case.layout.layers_per_stage[stage] * (case.layout.tp * case.layout.ep > 1)
+    busy = forward + backward + repeated + sum(sent.values())
+    terms = {"compute": forward + backward, "recompute": repeated, **sent}
+    terms["launch"] = _waiting(busy, started * family.launch_us * 1e-6)
+    return {name: seconds * m for name, seconds in terms.items()} | {
+        "dp": _exposed_dp(case, stage, rates, forward, backward + repeated),
+        "optimizer": _optimizer_seconds(case, stage, rates),
+        "offload": _offload_seconds(case, stage, tables),
+    }
+
+
+def _waiting(busy: float, host: float) -> float:
+    """Seconds in which the GPU has no kernel: the host's time smoothly exceeds the GPU's."""
+    longer = max(busy, host)
+    return longer * ((busy / longer) ** 4 + (host / longer) ** 4) ** 0.25 - busy if longer else 0.0
+
+
+def _beside(sent: float, computed: float, family: FamilyRates) -> float:
+    """What is left of communication that runs beside `computed` seconds."""
+    return max(sent - computed, (1 - family.hidden) * sent)
+
+
+def _beside_products(
+    case: Case, sent: tuple[float, float], products: float, repeats: float, family: FamilyRates
+) -> float:
+    """Tensor parallelism's, forward, backward, and in what runs again."""
+    forward, backward = sent
+    if case.software.overlap_tp:
+        forward, backward = _beside(forward, products, family), _beside(backward, 2 * products, family)
+    backwards = (_backward_factor(case) > 0) * backward
+    return forward + backwards + (forward if case.layout.recompute == "full" else 0.0) * min(1.0, repeats)
+
+
+def _with_backward(
+    case: Case, sent: tuple[float, float], repeats: float, beside: float, family: FamilyRates
+) -> float:
+    """What is exposed of a ring or an exchange, `beside` seconds of computation forward."""
+    ring = beside and not case.engine.deepspeed
+    forward, backward = sent
+    if ring:
+        forward, backward = _beside(forward, beside, family), _beside(backward, 2.5 * beside, family)
+    backwards = (_backward_factor(case) > 0) * backward
+    return forward + backwards + (forward * repeats if case.layout.recompute == "full" else 0.0)
+
+
+def _pipeline(case: Case, rates: _Rates) -> float:
+    """Sends are posted with the interleaved schedule's next computation, and waited for otherwise."""
+    sent = traffic.pipeline(case, rates.gpu)
+    overlapped = case.layout.vpp > 1 and case.config.training.overlap_comm
+    return sent * (1 - rates.family.hidden) if overlapped else sent
 
 
 def _component_flops(case: Case) -> Flops:
@@ -112,22 +207,26 @@ def _component_flops(case: Case) -> Flops:
 def _stage_flops(case: Case, stage: int) -> tuple[float, float]:
     """(forward, backward) FLOPs of one pass through a stage, all tp ranks together."""
     layout, parts = case.layout, _component_flops(case)
-    layers = _layers_of(case, stage)
+    layers = layer_range(case, stage)
     ends = (parts.stem if stage == 0 else 0) + (parts.tail if stage == layout.pp - 1 else 0)
     reached = sum(parts.layers[layer] for layer in layers if layer >= case.lowest_layer)
-    return float(sum(parts.layers[layer] for layer in layers) + ends), _backward_factor(case) * (reached + ends)
+    return float(sum(parts.layers[layer] for layer in layers) + ends), _backward_factor(case) * (
+        reached + ends
+    )
 
 
-def _layers_of(case: Case, stage: int) -> range:
-    first = case.first_layer(stage)
-    return range(first, first + case.layout.layers_per_stage[stage])
+def _reached(case: Case, stage: int) -> float:
+    """Share of a stage's layers that gradients reach."""
+    layers, lowest = layer_range(case, stage), case.lowest_layer
+    return min(1.0, max(0, layers.stop - lowest) / max(1, len(layers)))
 
 
 def _backward_factor(case: Case) -> float:
     """2 where inputs and weights get gradients, 1 where only inputs do, 0 where nothing before trains.
 
-    Where adapters train, all inputs need gradients, and of the weights those of the adapters alone; where some
-    layers do, this holds for the layers from the lowest of them on, the frozen among them taken as trained.
+    Where adapters train, all inputs need gradients, and of the weights those of the adapters alone; where
+    some layers do, this holds for the layers from the lowest of them on, the frozen among them taken as
+    trained.
     """
     if case.frozen:
         return 1.0 if case.passes_gradient else 0.0
@@ -140,7 +239,7 @@ def _recompute_of(case: Case, stage: int) -> float:
         return 0.0
     parts = _component_flops(case)
     again = parts.attention_cores if case.layout.recompute == "selective" else parts.layers
-    return float(sum(again[layer] for layer in _layers_of(case, stage) if layer >= case.lowest_layer))
+    return float(sum(again[layer] for layer in layer_range(case, stage) if layer >= case.lowest_layer))
 
 
 def _recompute_flops(case: Case) -> float:
@@ -156,116 +255,51 @@ def _model_flops(case: Case) -> float:
     return sum(forward + backward for forward, backward in stages) * _samples_per_step(case)
 
 
-def _seconds(link: Link, moved: float, hops: int, efficiency: Efficiency) -> float:
-    return moved / (link.gb_per_s * 1e9 * efficiency.link) + hops * link.latency_us * 1e-6
+def _exposed_dp(case: Case, stage: int, rates: _Rates, forward: float, backward: float) -> float:
+    """Gradients reduced and weights gathered over the replicas, less what computation hides.
 
+    ZeRO-3 gathers weights for the forward and for the backward of every micro-batch, and reduces in each; in
+    a pipeline FSDP keeps what it has gathered until the step ends. Where gradients are reduced once a step,
+    the last micro-batch's backward is all that can hide it.
 
-def _tensor_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
-    """Four all-reduces of s*b*h a layer and micro-batch, two more under full recompute; a ring moves 2(t-1)/t."""
-    layout = case.layout
-    if layout.tp == 1 or case.component.arch == "mlp":
-        return 0.0
-    link = group_link(case.config.cluster, layout.tp)
-    moved = 2 * (layout.tp - 1) / layout.tp * case.samples * case.tokens * case.component.hidden * case.width
-    count = (4 if not case.frozen else 2) + (2 if layout.recompute == "full" else 0)
-    return layout.layers_per_stage[stage] * count * _seconds(link, moved, 2 * (layout.tp - 1), efficiency)
-
-
-def _expert_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
-    """Four all-to-alls a layer with experts: tokens to their experts and back, forward and backward."""
-    layout, component = case.layout, case.component
-    if layout.ep == 1 or not isinstance(component, Decoder) or component.experts is None:
-        return 0.0
-    experts = component.experts
-    mixed = sum(layer >= experts.dense_layers for layer in _layers_of(case, stage))
-    tokens = case.samples * case.tokens * experts.top_k
-    moved = (layout.ep - 1) / layout.ep * tokens * component.hidden * case.width
-    link = group_link(case.config.cluster, layout.tp * layout.ep)
-    return mixed * 4 * _seconds(link, moved, layout.ep - 1, efficiency)
-
-
-def _pipeline_seconds(case: Case, efficiency: Efficiency) -> float:
-    """Activations to the next stage and gradients back, each virtual stage once."""
-    layout = case.layout
-    if layout.pp == 1 or case.component.arch == "mlp":
-        return 0.0
-    cut = layout.tp if case.sequence_parallel else 1
-    moved = case.samples * case.tokens * case.component.hidden * case.width / cut
-    link = group_link(case.config.cluster, layout.ranks)
-    return 2 * layout.vpp * _seconds(link, moved, 1, efficiency)
-
-
-def _exposed_dp(case: Case, stage: int, efficiency: Efficiency, hideable: float) -> float:
-    """Gradients reduced and weights gathered over the replicas, less what the backward pass hides.
-
-    A ring moves (N-1)/N of the bytes for a reduce-scatter, as much for an all-gather, twice for ZeRO-0's
-    all-reduce. ZeRO-3 gathers weights for the forward and for the backward of every micro-batch.
+    Args:
+        forward: seconds of one micro-batch's forward, and `backward` of its backward.
     """
-    layout, n = case.layout, case.layout.shard
-    if n == 1 or case.frozen:
-        return 0.0
-    link = group_link(case.config.cluster, layout.tp * n)
-    share, held = (n - 1) / n, case.counts(stage)
-    times = layout.num_microbatches if layout.zero in case.engine.reduces_every_microbatch else 1
-    reduce_width = WIDTH[case.grad_accum_dtype] if times == 1 else case.width
-    passes = 1 if layout.zero else 2
-    reduce = times * passes * _seconds(link, share * held.trained * reduce_width, n - 1, efficiency)
-    gathers = {0: 0, 3: 2 * times}.get(layout.zero, 1)
-    gathered = held.total if layout.zero == 3 else held.trained
-    gather = gathers * _seconds(link, share * gathered * case.width, n - 1, efficiency)
+    layout, found = case.layout, traffic.replicas(case, stage, rates.gpu)
+    m, engine = layout.num_microbatches, case.engine
+    times = m if layout.zero in engine.reduces_every_microbatch and (layout.zero < 3 or layout.pp == 1) else 1
+    overlaps = engine.overlaps_reduction and case.config.training.overlap_comm
+    overlaps = overlaps and (layout.pp == 1 or not engine.deepspeed)
     if layout.zero == 3:
-        reduce, gather = _zero_plus_plus(case, reduce, gather, efficiency)
-    reduce += times * _replica_seconds(case, held.trained * reduce_width / n, efficiency)
-    overlapped = case.engine.overlaps_reduction and case.config.training.overlap_comm and layout.pp == 1
-    if not overlapped:
-        return reduce + gather
-    if layout.zero == 3:
-        return max(0.0, reduce + gather - hideable)
-    return max(0.0, reduce - hideable) + gather
+        parts = ((found.gather, forward), (found.gather + found.reduce, backward))
+    else:
+        parts = ((found.gather / times, 0.0 if engine.deepspeed else forward), (found.reduce, backward))
+    if overlaps:
+        return times * sum(_beside(sent, computed, rates.family) for sent, computed in parts)
+    return times * sum(sent for sent, _ in parts)
 
 
-def _replica_seconds(case: Case, shard_bytes: float, efficiency: Efficiency) -> float:
-    """HSDP's all-reduce of a shard of the gradients over its replicas."""
-    layout = case.layout
-    replicas = layout.dp * layout.cp // layout.shard
-    link = group_link(case.config.cluster, layout.ranks)
-    moved = 2 * (replicas - 1) / replicas * shard_bytes
-    return _seconds(link, moved, 2 * (replicas - 1), efficiency) if replicas > 1 else 0.0
-
-
-def _zero_plus_plus(case: Case, reduce: float, gather: float, efficiency: Efficiency) -> tuple[float, float]:
-    """(reduce, gather) with ZeRO++: int8 weights, int4 gradients, the backward's gather within a node.
-
-    qwZ moves half of bf16's bytes, qgZ a quarter, with scales of 1/64 of them (arXiv:2306.10209 section 3).
-    """
-    plus, size = case.config.strategy.zero_plus_plus, hpz(case.config)
-    scales = 1 + 1 / 64
-    if plus.quantized_gradients:
-        reduce *= scales / (2 * case.width)
-    if size > 1:
-        near = group_link(case.config.cluster, size)
-        far = group_link(case.config.cluster, case.layout.tp * case.layout.shard)
-        gather = gather / 2 * (1 + far.gb_per_s / near.gb_per_s)
-    if plus.quantized_weights:
-        gather *= scales / case.width
-    return reduce, gather
-
-
-def _optimizer_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
-    if case.frozen or case.layout.offload != "none":
+def _optimizer_seconds(case: Case, stage: int, rates: _Rates) -> float:
+    if case.frozen:
         return 0.0
-    sharded = case.layout.shard if case.layout.zero else 1
-    moved = case.counts(stage).trained / sharded * _ADAM_BYTES
-    return moved / (case.config.cluster.gpu.hbm_gb_per_s * 1e9 * efficiency.hbm)
+    host = rates.family.step_ms * 1e-3 if case.is_trunk else 0.0
+    if case.layout.offload != "none":
+        return host
+    gpu, held, layout = case.config.cluster.gpu, case.counts(stage), case.layout
+    sharded = layout.shard if layout.zero else 1
+    routed = max(1, sharded // layout.ep)
+    each = _HALF_STEP_BYTES if case.software.half_states else _STEP_BYTES
+    params = (held.trained - held.trained_experts) / sharded + held.trained_experts / routed
+    return host + params * each / (gpu.hbm_gb_per_s * 1e9 * rates.gpu.hbm)
 
 
-def _offload_seconds(case: Case, stage: int, efficiency: Efficiency) -> float:
+def _offload_seconds(case: Case, stage: int, tables: Tables) -> float:
     """Gradients down and weights up over PCIe, Adam in host memory, and what goes to NVMe and back."""
     if case.frozen or case.layout.offload == "none":
         return 0.0
     shard = case.counts(stage).trained / case.layout.shard
-    pcie = case.config.cluster.gpu.pcie_gb_per_s * 1e9 * efficiency.pcie
+    pcie = case.config.cluster.gpu.pcie_gb_per_s * 1e9 * tables.pcie
     gathers = 2 * case.layout.num_microbatches if case.layout.offload.endswith("_params") else 1
     moved = shard * (4 + case.width * gathers) / pcie
-    adam = shard * _ADAM_BYTES / (efficiency.host_adam_gb_per_s * 1e9)
+    adam = shard * _ADAM_BYTES / (tables.host_adam_gb_per_s * 1e9)
     return moved + adam + nvme.seconds(case, stage)

@@ -21,10 +21,12 @@ from dslaunch.planfile.plan import (
 )
 from dslaunch.planfile.prediction import (
     PREDICTION_SCHEMA,
+    Band,
     Candidate,
     Finding,
     MemoryGib,
     Prediction,
+    Search,
     StagePrediction,
     WorstRank,
 )
@@ -33,6 +35,7 @@ from dslaunch.planfile.text import joined, plan_from_json, prediction_from_json,
 __all__ = [
     "PLAN_SCHEMA",
     "PREDICTION_SCHEMA",
+    "Band",
     "Candidate",
     "ClusterPlan",
     "ComponentPlan",
@@ -44,6 +47,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "ProgramPlan",
+    "Search",
     "StagePlan",
     "StagePrediction",
     "TrainingPlan",

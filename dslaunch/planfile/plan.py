@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PLAN_SCHEMA = "dslaunch.plan/1"
+
+Setting = bool | int | float | str
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class ComponentPlan:
     zero: int
     """ZeRO stage 0-3; FSDP2 counts as 3, DDP as 0."""
     offload: str
-    """none | cpu (optimizer states) | cpu_params (ZeRO-3: parameters as well)"""
+    """none | cpu, nvme (optimizer states) | cpu_params, nvme_params (ZeRO-3: parameters as well)"""
     recompute: str
     """none | selective | full"""
     micro_batch: int
@@ -116,6 +118,10 @@ class EnginePlan:
     """A checkout of Megatron, for the engines that run its script."""
     shard_size: int = 0
     """hsdp: ranks that share one copy of the states; 0: all replicas do."""
+    modes: dict[str, dict[str, Setting]] = field(default_factory=dict)
+    """What it does beside the layout, such as zero_plus_plus or nvme, by the settings of each; empty: nothing."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of the framework's own, as the user gave them (engine.extra)."""
 
 
 @dataclass(frozen=True)

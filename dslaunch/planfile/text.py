@@ -112,8 +112,11 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return tuple(
             _build(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data, strict=True))
         )
-    if kind is Any or origin is types.UnionType:
+    if kind is Any:
         return data
+    if origin is types.UnionType:
+        parts = [part for part in args if dataclasses.is_dataclass(part)]
+        return _build(parts[0], data, where) if parts and data is not None else data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):

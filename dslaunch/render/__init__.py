@@ -12,7 +12,7 @@ from typing import Any
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import ComponentPlan, Plan, Prediction, to_json
 from dslaunch.render import huggingface
-from dslaunch.render.accelerate import accelerate_config, torch_settings
+from dslaunch.render.accelerate import accelerate_config, accelerate_follows, torch_settings
 from dslaunch.render.context import Context, as_variables, context
 from dslaunch.render.deepspeed import RUNTIME_MODULE, deepspeed_config, trained
 from dslaunch.render.deepspeed_modes import with_modes
@@ -24,6 +24,7 @@ from dslaunch.render.megatron_flags import Flags
 from dslaunch.render.megatron_mimo import megatron_mimo_flags
 from dslaunch.render.program import launch_blocker
 from dslaunch.render.templates import Templates, require_json, require_lines, require_yaml
+from dslaunch.runtime.checks import check_executable
 from dslaunch.schema.config import RunConfig
 
 __all__ = ["MANIFEST", "launch_blocker", "manifest", "render"]
@@ -48,6 +49,8 @@ def render(
             f"engine is {plan.engine.name}: no files can be rendered for it; "
             f"allowed are {listed(sorted(_ENGINE_FILES))}"
         )
+    if plan.program.module == RUNTIME_MODULE:
+        check_executable(plan)
     templates = Templates(template_dirs)
     configurations = _ENGINE_FILES[plan.engine.name](plan, config)
     ctx = context(plan, config, ds_config="ds_config.json" in configurations)
@@ -56,7 +59,8 @@ def render(
     if arguments := _ARGUMENTS.get(plan.engine.name):
         files["megatron_args.txt"] = _megatron_args(templates, ctx, arguments(plan, config))
     if plan.engine.name == "torch" and plan.program.module != RUNTIME_MODULE:
-        files["accelerate.yaml"] = _accelerate(templates, ctx, accelerate_config(plan))
+        if accelerate_follows(plan):
+            files["accelerate.yaml"] = _accelerate(templates, ctx, accelerate_config(plan))
         files["torch.json"] = to_json(torch_settings(plan, config))
     if config.engine.huggingface:
         files[huggingface.ARGUMENTS] = to_json(huggingface.arguments(plan, _first_trained(plan)))

@@ -14,6 +14,11 @@ from dslaunch.schema.config import RunConfig
 TORCH_SCHEMA = "dslaunch.torch/1"
 
 
+def accelerate_follows(plan: Plan) -> bool:
+    """On CPU ranks accelerate leaves FSDP out without a word (accelerate/state.py, AcceleratorState, 1.15)."""
+    return plan.cluster.accelerator != "cpu" or plan.engine.sharding == "ddp"
+
+
 def accelerate_config(plan: Plan) -> dict[str, Any]:
     """The keys of accelerate.yaml, in the order of a reader; mappings are sections."""
     sharded = plan.engine.sharding != "ddp"
@@ -53,6 +58,30 @@ def _fsdp(plan: Plan) -> dict[str, Any]:
         "fsdp_cpu_ram_efficient_loading": True,
         "fsdp_activation_checkpointing": full,
     }
+
+
+def accelerate_environment(plan: Plan, config: RunConfig) -> dict[str, str]:
+    """What `accelerate launch` would set from accelerate.yaml, and the accumulation that it takes from code only.
+
+    The names are those of accelerate/utils/launch.py (prepare_multi_gpu_env, prepare_simple_launcher_cmd_env) and
+    accelerator.py, 1.15; what has accelerate's own default there is left out.
+    """
+    made, micro_batches = accelerate_config(plan), _trunk(plan, config).num_microbatches
+    found = {
+        "ACCELERATE_MIXED_PRECISION": made["mixed_precision"],
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(micro_batches),
+    }
+    if made["use_cpu"]:
+        found["ACCELERATE_USE_CPU"] = "true"
+    for section, switch in (("fsdp_config", "FSDP"), ("parallelism_config", "PARALLELISM_CONFIG")):
+        if section in made:
+            found[f"ACCELERATE_USE_{switch}"] = "true"
+            found |= {key.upper(): _text(value) for key, value in made[section].items()}
+    return found
+
+
+def _text(value: bool | int | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def torch_settings(plan: Plan, config: RunConfig) -> dict[str, Any]:

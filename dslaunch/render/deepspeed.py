@@ -3,7 +3,7 @@
 Left out on purpose: `overlap_comm` where nothing reads it (stage 0, and pipelines); `activation_checkpointing`,
 which only a script that calls deepspeed.checkpointing.configure reads, not the engine; `scheduler` for
 dslaunch.runtime, which hands its own to deepspeed.initialize, and that wins over the block anyway.
-Source: deepspeed/runtime/{config,engine,lr_schedules}.py and runtime/zero/config.py, 0.19.8.
+Source: deepspeed/runtime/{config,engine}.py and runtime/zero/config.py, 0.19.8.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from dslaunch.engines.deepspeed_buckets import LIVE, PERSISTENT, PREFETCH, bucket_elements
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import ComponentPlan, Plan
+from dslaunch.render.deepspeed_schedule import scheduler
 
 RUNTIME_MODULE = "dslaunch.runtime"
 PRINT_EVERY = 10
@@ -54,7 +55,9 @@ def deepspeed_config(
         # Written out, since its default went from false to true with 0.19.3.
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
     if not runtime:
-        config |= {"steps_per_print": PRINT_EVERY, **(_scheduler(plan) if scheduled else {})}
+        config |= {"steps_per_print": PRINT_EVERY}
+        if scheduled:
+            config |= scheduler(plan, component, shared)
     if not shared:
         # Tags are this component's own; the check of them is a collective over the world.
         config["checkpoint"] = {"tag_validation": "Ignore"}
@@ -112,47 +115,3 @@ def _data_types(plan: Plan, component: ComponentPlan) -> dict[str, str]:
             "stage of 1 or more"
         )
     return {"grad_accum_dtype": accum}
-
-
-def _scheduler(plan: Plan) -> dict[str, Any]:
-    """The schedule in DeepSpeed's terms, for a script that leaves it to deepspeed.initialize.
-
-    Its warm-ups last 2 steps at least. A cosine without warm-up is written as one that starts at the peak
-    (warmup_min_ratio 1) and stays there for 2 steps. Its warm-ups are a step late: the first step has rate 0.
-
-    Raises:
-        ConfigError: a schedule that DeepSpeed cannot follow.
-    """
-    training = plan.training
-    steps = {"warmup_num_steps": training.warmup_steps, "warmup_type": "linear"}
-    if training.lr_schedule == "constant" and training.warmup_steps == 0:
-        return {}
-    if training.warmup_steps < 2 and not (training.lr_schedule == "cosine" and training.warmup_steps == 0):
-        raise ConfigError(
-            f"training.optimizer.warmup_steps is {training.warmup_steps}: DeepSpeed 0.19.8 has no "
-            f"{training.lr_schedule} schedule with a warm-up of less than 2 steps. Set it to 2 or more, or "
-            "training.optimizer.schedule=constant with warmup_steps=0"
-        )
-    if training.lr_schedule == "constant":
-        return _block("WarmupLR", warmup_min_lr=0.0, warmup_max_lr=training.lr, **steps)
-    if training.lr_schedule == "linear":
-        return _linear(plan, steps)
-    params = {"total_num_steps": training.steps, "cos_min_ratio": training.min_lr / training.lr, **steps}
-    if training.warmup_steps == 0:
-        params |= {"warmup_num_steps": 2, "warmup_min_ratio": 1.0}
-    return _block("WarmupCosineLR", **params)
-
-
-def _linear(plan: Plan, steps: dict[str, Any]) -> dict[str, Any]:
-    training = plan.training
-    if training.min_lr:
-        raise ConfigError(
-            f"training.optimizer.min_lr is {training.min_lr}: DeepSpeed's WarmupDecayLR ends at 0. "
-            "Set it to 0, or training.optimizer.schedule=cosine"
-        )
-    lrs = {"warmup_min_lr": 0.0, "warmup_max_lr": training.lr}
-    return _block("WarmupDecayLR", total_num_steps=training.steps, **lrs, **steps)
-
-
-def _block(kind: str, **params: Any) -> dict[str, Any]:
-    return {"scheduler": {"type": kind, "params": params}}

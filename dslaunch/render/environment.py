@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
+from dslaunch.render.accelerate import accelerate_environment
 from dslaunch.render.timeouts import whole_minutes
 from dslaunch.schema.config import RunConfig
 
@@ -106,6 +107,9 @@ def _needed(plan: Plan, config: RunConfig) -> list[Variable]:
     if plan.engine.name in _DEEPSPEED_ENGINES:
         minutes = str(whole_minutes(plan.launcher.timeout_minutes))
         found.append(Variable("DEEPSPEED_TIMEOUT", minutes, "launcher.timeout_minutes: limit of a collective"))
+    if config.engine.accelerate:
+        reason = "engine.accelerate: as `accelerate launch` sets it from accelerate.yaml"
+        found += [Variable(name, value, reason) for name, value in accelerate_environment(plan, config).items()]
     if plan.engine.name == "megatron" and _one_connection(plan):
         reason = "Megatron stops without it where tp or cp is above 1, before Blackwell"
         found.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", reason))

@@ -37,7 +37,7 @@ def megatron_flags(plan: Plan, config: RunConfig) -> Flags:
         **data(plan),
         **tokenizer(plan, config, decoder),
         **checkpoints(plan),
-        **framework(plan),
+        **framework(plan, decoder),
     }
     return finished(made, plan, config, catalogue)
 
@@ -49,11 +49,15 @@ def finished(made: Flags, plan: Plan, config: RunConfig, catalogue: Catalogue) -
     return merge_extra(made, config.engine.extra, catalogue)
 
 
-def framework(plan: Plan) -> Flags:
-    """Kernels, and what is printed."""
+def framework(plan: Plan, decoder: Decoder) -> Flags:
+    """Kernels, and what is printed.
+
+    They mask what is to come by themselves; the loader's mask, seq_len x seq_len bytes on the GPU, has no reader.
+    """
     return flags(
         transformer_impl="transformer_engine",
-        attention_backend=_backend(plan),
+        attention_backend=_backend(plan, decoder),
+        no_create_attention_mask_in_dataloader=True,
         cross_entropy_loss_fusion=True,
         distributed_timeout_minutes=whole_minutes(plan.launcher.timeout_minutes),
         log_interval=1,
@@ -64,11 +68,6 @@ def framework(plan: Plan) -> Flags:
 def _parallel(plan: Plan, decoder: Decoder, component: ComponentPlan) -> Flags:
     overlap = plan.training.overlap_comm and component.dp * component.cp > 1
     sequence = component.tp > 1 and plan.training.sequence_parallel
-    if decoder.experts and component.tp > 1 and not sequence:
-        raise ConfigError(
-            f"training.sequence_parallel is false, and tp {component.tp}: with experts Megatron takes tensor "
-            "parallelism only beside sequence parallelism. Set training.sequence_parallel=true, or tp 1"
-        )
     return {
         **flags(
             tensor_model_parallel_size=component.tp,
@@ -86,17 +85,8 @@ def _parallel(plan: Plan, decoder: Decoder, component: ComponentPlan) -> Flags:
 
 
 def _stages(decoder: Decoder, component: ComponentPlan) -> Flags:
-    """Which layers stand in which stage: equal ones, other ends, or all of them written out.
-
-    Raises:
-        ConfigError: a stage does not split into its virtual stages.
-    """
+    """Which layers stand in which stage: equal ones, other ends, or all of them written out."""
     layers, vpp = component.layers_per_stage, component.vpp
-    if any(count % vpp for count in layers):
-        raise ConfigError(
-            f"layers_per_stage is {list(layers)}: each stage is cut into vpp {vpp} equal parts. Choose counts "
-            f"that are multiples of {vpp}"
-        )
     if len(set(layers[1:-1])) > 1:
         return flags(pipeline_model_parallel_layout=_written_out(layers, vpp, decoder.mtp_layers))
     # Of two stages the first says it all: cores before 0.16 divide what is left by the stages that are left.
@@ -167,6 +157,10 @@ def checkpoints(plan: Plan) -> Flags:
     }
 
 
-def _backend(plan: Plan) -> str:
-    """FlashAttention where it exists: half precision, from Ampere on; the framework's choice elsewhere."""
-    return "auto" if plan.training.precision == "fp32" or plan.cluster.gpu.startswith("V100") else "flash"
+def _backend(plan: Plan, decoder: Decoder) -> str:
+    """FlashAttention where it exists: half precision, from Ampere on; the framework's choice elsewhere.
+
+    FlashAttention 2 takes no values of another width than the keys, as latent attention has them.
+    """
+    without = plan.training.precision == "fp32" or plan.cluster.gpu.startswith("V100") or decoder.mla is not None
+    return "auto" if without else "flash"

@@ -45,7 +45,7 @@ def megatron_mimo_flags(plan: Plan, config: RunConfig) -> Flags:
         **data(plan),
         **tokenizer(plan, config, decoder),
         **checkpoints(plan),
-        **framework(plan),
+        **framework(plan, decoder),
     }
     return finished(made, plan, config, catalogue)
 

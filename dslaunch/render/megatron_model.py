@@ -6,7 +6,6 @@ core_v0.12.0 to core_v0.19.0.
 
 from __future__ import annotations
 
-from dslaunch.engines.megatron import KV_REPLICAS_SINCE, MTP_WITH_CP_SINCE, at_least
 from dslaunch.engines.megatron_catalogue import Catalogue
 from dslaunch.errors import ConfigError
 from dslaunch.model.params import padded_vocab
@@ -27,29 +26,23 @@ def model_flags(
     """
     return {
         **sizes(name, decoder, plan.training.seq_len),
-        **_attention(name, decoder, component.tp, catalogue),
+        **_attention(decoder, catalogue),
         **flags(
             normalization={"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[decoder.norm],
             norm_epsilon=decoder.norm_eps,
             **_biases(name, decoder),
         ),
         **_positions(name, decoder),
-        **_experts(name, decoder, component, plan),
-        **_further_tokens(name, decoder, component, catalogue),
+        **_experts(decoder, component, plan),
+        **_further_tokens(name, decoder),
         **_vocabulary(decoder, component.tp, catalogue),
     }
 
 
-def _attention(name: str, decoder: Decoder, tp: int, catalogue: Catalogue) -> Flags:
+def _attention(decoder: Decoder, catalogue: Catalogue) -> Flags:
     if decoder.mla:
         return {**_latent(decoder.mla), **first_known(catalogue, flags(rope_type="rope"), {})}
     grouped = decoder.kv_heads != decoder.heads
-    if decoder.kv_heads % tp and not at_least(catalogue.version, KV_REPLICAS_SINCE):
-        raise ConfigError(
-            f"strategy.{name}.tp is {tp}, model.components.{name}.kv_heads {decoder.kv_heads}: "
-            f"{catalogue.framework} cannot keep key/value heads twice; core {KV_REPLICAS_SINCE} and newer can. "
-            f"Set engine.version={KV_REPLICAS_SINCE}, or a tp that divides {decoder.kv_heads}"
-        )
     return {
         **flags(
             group_query_attention=grouped,
@@ -62,7 +55,12 @@ def _attention(name: str, decoder: Decoder, tp: int, catalogue: Catalogue) -> Fl
 
 
 def _latent(mla: LatentAttention) -> Flags:
-    """Multi-latent attention; its latents have norms, which --qk-layernorm turns on."""
+    """Multi-latent attention; its latents have norms, which --qk-layernorm turns on.
+
+    Fused rotary positions are on by default, and Megatron's configuration stops there: before 0.14 for latent
+    attention as such, since then where its positions are not YaRN's (megatron/core/transformer/
+    transformer_config.py, core_v0.12.0 to core_v0.19.0).
+    """
     return flags(
         multi_latent_attention=True,
         q_lora_rank=mla.q_lora_rank or None,
@@ -71,6 +69,7 @@ def _latent(mla: LatentAttention) -> Flags:
         qk_pos_emb_head_dim=mla.qk_rope_head_dim,
         v_head_dim=mla.v_head_dim,
         qk_layernorm=True,
+        no_rope_fusion=True,
     )
 
 
@@ -103,21 +102,20 @@ def _positions(name: str, decoder: Decoder) -> Flags:
     return flags(position_embedding_type="rope", rotary_base=whole_base(name, decoder, "--rotary-base"))
 
 
-def _further_tokens(name: str, decoder: Decoder, component: ComponentPlan, catalogue: Catalogue) -> Flags:
+def _further_tokens(name: str, decoder: Decoder) -> Flags:
     if not decoder.mtp_layers:
         return {}
     key = f"model.components.{name}.mtp_layers is {decoder.mtp_layers}"
     if decoder.position != "rope":
         raise ConfigError(f"{key}, position {decoder.position}: Megatron takes rotary positions only. Set it to 0")
-    if component.cp > 1 and not at_least(catalogue.version, MTP_WITH_CP_SINCE):
-        raise ConfigError(
-            f"{key}, cp {component.cp}: {catalogue.framework} does not take both; core {MTP_WITH_CP_SINCE} and "
-            f"newer do. Set engine.version={MTP_WITH_CP_SINCE}, or strategy.{name}.cp=1"
-        )
     return flags(mtp_num_layers=decoder.mtp_layers)
 
 
-def _experts(name: str, decoder: Decoder, component: ComponentPlan, plan: Plan) -> Flags:
+_ROUTED_IN_FP32 = 32
+"""Experts from which on Megatron's configuration warns of a router in half precision."""
+
+
+def _experts(decoder: Decoder, component: ComponentPlan, plan: Plan) -> Flags:
     """Routed experts are cut over tp as the rest of the layer is; tokens travel by all-to-all.
 
     Their grouped matrix products are for bf16, from Ampere on.
@@ -125,11 +123,6 @@ def _experts(name: str, decoder: Decoder, component: ComponentPlan, plan: Plan) 
     experts = decoder.experts
     if experts is None:
         return {}
-    if component.ep > 1 and plan.training.precision == "fp16":
-        raise ConfigError(
-            f"strategy.{name}.ep is {component.ep}, training.precision fp16: Megatron shares experts out in "
-            "bf16 and fp32 only. Set training.precision=bf16, or ep 1"
-        )
     dense, mixed = experts.dense_layers, decoder.layers - experts.dense_layers
     return {
         **flags(
@@ -140,12 +133,24 @@ def _experts(name: str, decoder: Decoder, component: ComponentPlan, plan: Plan) 
             moe_shared_expert_gate=experts.shared_gate,
             moe_layer_freq=f"([0]*{dense}+[1]*{mixed})" if dense else None,
             moe_grouped_gemm=plan.training.precision == "bf16" and not plan.cluster.gpu.startswith("V100"),
+            moe_router_dtype="fp32" if experts.count >= _ROUTED_IN_FP32 else None,
             moe_token_dispatcher_type="alltoall",
             expert_model_parallel_size=component.ep,
             expert_tensor_parallel_size=component.tp,
         ),
+        **_choice(experts),
         **_balance(experts),
     }
+
+
+def _choice(experts: Experts) -> Flags:
+    """Which experts a token goes to where groups limit it, and the factor on what they give."""
+    grouped, factor = experts.n_group > 1, experts.routed_scaling_factor
+    return flags(
+        moe_router_num_groups=experts.n_group if grouped else None,
+        moe_router_group_topk=experts.topk_group if grouped else None,
+        moe_router_topk_scaling_factor=factor if factor != 1 else None,
+    )
 
 
 def _balance(experts: Experts) -> Flags:

@@ -16,7 +16,10 @@ MEGATRON_SCRIPTS = {"megatron": "pretrain_gpt.py", "megatron_deepspeed": "pretra
 """By engine: what runs in the checkout that engine.path names."""
 MEGATRON_ENGINES = frozenset({*MEGATRON_SCRIPTS, "megatron_mimo"})
 """Engines whose program reads megatron_args.txt, with a checkout on its path."""
-_PLACEHOLDER = re.compile(r"(\{(?:plan|ds_config|run_dir|checkpoint_dir)\})")
+_DECIDED = ("global_batch", "seq_len", "steps", "seed", "clip", "lr", "weight_decay", "warmup_steps")
+"""Fields of the plan's training that an argument may hold as {NAME}, beside the files and the micro-batches."""
+_NAMES = ("plan", "ds_config", "run_dir", "checkpoint_dir", "micro_batch", "num_microbatches", *_DECIDED)
+_PLACEHOLDER = re.compile(rf"(\{{(?:{'|'.join(_NAMES)})\}})")
 _MEGATRON_DATA = {"mock-data", "data-args-path", "per-split-data-args-path", "train-data-path"}
 """Keys of engine.extra that say where Megatron's data come from, instead of data.path."""
 _RANDOM_TOKENS = {"megatron": ", or engine.extra.mock-data=true for random tokens"}
@@ -46,9 +49,10 @@ def program_words(plan: Plan) -> tuple[str, ...]:
     """Interpreter options, script or module, and arguments, each a shell word that needs no more quoting.
 
     Raises:
-        ConfigError: an argument holds {ds_config} where there is none, or several.
+        ConfigError: an argument holds {ds_config} or {micro_batch} where there is none, or several.
     """
     paths = {
+        **_decided(plan),
         "{plan}": f"{RUN_DIR}/plan.json",
         "{run_dir}": RUN_DIR,
         "{checkpoint_dir}": checkpoint_word(plan),
@@ -63,8 +67,23 @@ def program_words(plan: Plan) -> tuple[str, ...]:
     return (shlex.quote(plan.program.script), *arguments)
 
 
+def _decided(plan: Plan) -> dict[str, str]:
+    """{NAME} of what the plan decides; micro-batches only where all components have the same."""
+    found = {f"{{{name}}}": str(getattr(plan.training, name)) for name in _DECIDED}
+    for name in ("micro_batch", "num_microbatches"):
+        values = {getattr(component, name) for component in plan.components.values()}
+        if len(values) == 1:
+            found[f"{{{name}}}"] = str(values.pop())
+    return found
+
+
 def _word(argument: str, paths: Mapping[str, str], engine: str) -> str:
     pieces = [piece for piece in _PLACEHOLDER.split(argument) if piece]
+    for name in ("{micro_batch}", "{num_microbatches}"):
+        if name in pieces and name not in paths:
+            raise ConfigError(
+                f"script argument {argument!r}: the components have several. Use {{plan}}, which names each"
+            )
     if "{ds_config}" in pieces and "{ds_config}" not in paths:
         raise ConfigError(
             f"script argument {argument!r}: engine {engine} has no single DeepSpeed configuration. "

@@ -34,12 +34,12 @@ def _about(name: str, site: Path | None) -> str:
 
 
 def model_rows(site: Path | None) -> list[tuple[str, ...]]:
-    """(name, parameters, components, source)."""
+    """(name, parameters, components and source)."""
     rows: list[tuple[str, ...]] = []
     for name in names("model", site):
         model = Model.model_validate(_load(_folders("model", site), name))
         total = sum(params(component) for component in model.components.values())
-        rows.append((name, f"{total / 1e9:.3g}B", ", ".join(model.components), _first(model.source)))
+        rows.append((name, f"{total / 1e9:.3g}B", f"{', '.join(model.components)} ({_first(model.source)})"))
     return rows
 
 

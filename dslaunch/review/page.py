@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -11,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dslaunch.hardware.topology import describe
-from dslaunch.planfile import Finding, Plan, Prediction
+from dslaunch.planfile import Candidate, Finding, Plan, Prediction
+from dslaunch.planfile.plan import Setting
 from dslaunch.schema.config import RunConfig
 
 _PIPED_COLUMNS = 120
@@ -19,14 +22,23 @@ _TEXT = ("component", "layout", "verdict")
 _STYLES = {"error": "bold red", "hang": "bold red", "memory": "yellow", "wrong": "yellow", "slow": "yellow"}
 
 
-def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
+class _Page(Console):
+    """A console that leaves a closed output to the command line."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def show(config: RunConfig, plan: Plan, prediction: Prediction, explanation: Sequence[str] = ()) -> None:
     """Print the page; plain and 120 columns wide where the output is no terminal."""
     chosen = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(highlight=False, width=None if chosen else _PIPED_COLUMNS)
+    console = _Page(highlight=False, width=None if chosen else _PIPED_COLUMNS)
     others = f" (or {', '.join(plan.engines[1:])})" if len(plan.engines) > 1 else ""
     console.print(Text(f"{plan.recipe} on {describe(config.cluster)}", style="bold"))
     console.print(f"engine {plan.engine.name} {plan.engine.version}{others}, {plan.training.precision}, "
                   f"strategy {plan.strategy}", soft_wrap=True)  # fmt: skip
+    for line in _modes_lines(plan):
+        console.print(line, soft_wrap=True, markup=False)
     for table in (_layout(plan), _memory(plan, prediction)):
         console.print()
         console.print(table)
@@ -35,7 +47,26 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction) -> None:
     console.print()
     console.print(_time(plan, prediction), soft_wrap=True)
     _show_candidates(console, prediction)
+    _show_search(console, prediction)
     _show_findings(console, prediction)
+    for sentence in explanation:
+        console.print()
+        console.print(sentence, soft_wrap=not console.is_terminal, markup=False)
+
+
+def _modes_lines(plan: Plan) -> list[str]:
+    """What the engine does beside the layout, a line a mode; settings that are off are left out."""
+    lines = []
+    for name, settings in plan.engine.modes.items():
+        said = [_setting(key, value) for key, value in settings.items() if value is not False]
+        lines.append(f"with {name}" + (f": {', '.join(said)}" if said else ""))
+    if plan.engine.extra:
+        lines.append(f"with engine.extra: {json.dumps(plan.engine.extra, sort_keys=True)}")
+    return lines
+
+
+def _setting(key: str, value: Setting) -> str:
+    return key if value is True else f"{key} {value}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -127,15 +158,32 @@ def _seconds(seconds: float) -> str:
 def _show_candidates(console: Console, prediction: Prediction) -> None:
     if len(prediction.candidates) < 2:
         return
-    table = _table("Candidates", "layout", "GiB", "step", "verdict")
-    for candidate in prediction.candidates:
+    console.print()
+    console.print(_candidates("Candidates", prediction.candidates))
+
+
+def _candidates(title: str, rows: Sequence[Candidate]) -> Table:
+    table = _table(title, "layout", "GiB", "step", "verdict")
+    for candidate in rows:
         known = candidate.step_time_s > 0
         table.add_row(
             candidate.layout, f"{candidate.peak_memory_gib:.1f}" if known else "",
             _seconds(candidate.step_time_s) if known else "", candidate.verdict,
         )  # fmt: skip
+    return table
+
+
+def _show_search(console: Console, prediction: Prediction) -> None:
+    """The goal, the engines, and the front."""
+    search = prediction.search
+    if search is None:
+        return
     console.print()
-    console.print(table)
+    console.print(f"goal {search.goal}; {search.considered:,} layouts covered", soft_wrap=True)
+    for engine, verdict in search.engines.items():
+        console.print(f"engine {engine}: {verdict}", soft_wrap=True, markup=False)
+    console.print()
+    console.print(_candidates("Least memory for each step time", search.front))
 
 
 def _show_findings(console: Console, prediction: Prediction) -> None:

@@ -10,7 +10,7 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.keytable import Entry, entries
 from dslaunch.rules.registry import Hit, RaisedBy, Severity, hit, rule
 from dslaunch.rules.settings import Settings
-from dslaunch.rules.values import HF_FILLED, fits, is_placeholder
+from dslaunch.rules.values import ACCELERATE_FILLED, HF_FILLED, fits, is_placeholder
 
 _BATCH = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
 _FIX = "Write the value, or let Hugging Face Trainer or accelerate read this file."
@@ -27,7 +27,7 @@ def auto(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit
     """`auto` where nobody fills it in."""
     for file in files.of("deepspeed_json"):
         for path, entry in _autos(file):
-            if settings.huggingface and dotted(path) in HF_FILLED:
+            if settings.huggingface and dotted(path) in HF_FILLED | ACCELERATE_FILLED:
                 continue
             severity, raised_by, effect = _effect(path, entry, settings)
             message = f"'{dotted(path)}' is auto; {effect}."
@@ -63,10 +63,16 @@ def _leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
         yield path, value
 
 
-def _effect(path: Path, entry: Entry | None, settings: Settings) -> tuple[Severity | None, RaisedBy | None, str]:
+def _effect(
+    path: Path, entry: Entry | None, settings: Settings
+) -> tuple[Severity | None, RaisedBy | None, str]:
     pydantic = entry is not None and entry.section.parser == "pydantic"
     if settings.huggingface is None and (pydantic or dotted(path) in HF_FILLED):
-        return "info", "nobody", "only Hugging Face fills it in, and it isn't known whether it reads this file"
+        return (
+            "info",
+            "nobody",
+            "only Hugging Face fills it in, and it isn't known whether it reads this file",
+        )
     if dotted(path) in _BATCH:
         return None, "DeepSpeedConfig", "DeepSpeed computes with the text and raises TypeError at start-up"
     if pydantic:

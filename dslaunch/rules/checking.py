@@ -1,69 +1,126 @@
-"""From files to findings, sorted; waivers and thresholds."""
+"""From files to findings, sorted; thresholds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
-from dslaunch.files.fileset import FileSet, read_fileset, read_paths
+from dslaunch.files.fileset import FileSet, joined, read_fileset, read_folder, read_paths
 from dslaunch.planfile import Finding, Plan, plan_from_json
 from dslaunch.rules.inputs import incomplete
+from dslaunch.rules.known import told
 from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
+from dslaunch.rules.selection import EVERY_RULE, Selection, is_silenced, silenced
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings, of_plan
 
 
-def check(plan: Plan | None, files: FileSet, settings: Settings) -> tuple[Finding, ...]:
+@dataclass(frozen=True)
+class Job:
+    """What is judged: files, the plan behind them, and what is known beside them."""
+
+    plan: Plan | None
+    files: FileSet
+    settings: Settings
+    selection: Selection = EVERY_RULE
+    whole_folder: bool = False
+    """The files are all of a rendered folder's, which must be those of its manifest."""
+
+    def with_texts(self, texts: Mapping[str, str]) -> Job:
+        """The job with other texts for some of its files."""
+        old = {file.name: file.text for file in self.files.files}
+        return replace(self, files=read_fileset({**old, **texts}))
+
+
+def check(
+    plan: Plan | None, files: FileSet, settings: Settings, selection: Selection = EVERY_RULE
+) -> tuple[Finding, ...]:
     """Every finding, the gravest first, then by file and line."""
-    return _sorted(hits(plan, files, settings))
+    return findings_of(Job(plan, files, settings, selection))
 
 
-def _sorted(found: Iterable[tuple[Rule, Hit]]) -> tuple[Finding, ...]:
-    return tuple(_finding(rule, hit) for rule, hit in sorted(found, key=_order))
+def findings_of(job: Job) -> tuple[Finding, ...]:
+    """The findings on a job, as `check` sorts them."""
+    return tuple(finding_of(rule, hit) for rule, hit in sorted_hits(job))
 
 
-def hits(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[tuple[Rule, Hit]]:
+def sorted_hits(job: Job) -> list[tuple[Rule, Hit]]:
+    """What each rule says that the selection lets speak, the gravest first, then by file and line."""
+    comments = silenced(job.files)
+    found = [
+        (rule, _raised(rule, hit, job.selection))
+        for rule, hit in (*hits(job.plan, job.files, job.settings, job.selection), *_of_folder(job))
+        if not is_silenced(rule, hit, comments)
+    ]
+    return sorted(found, key=_order)
+
+
+def hits(
+    plan: Plan | None, files: FileSet, settings: Settings, selection: Selection = EVERY_RULE
+) -> Iterator[tuple[Rule, Hit]]:
     """What each rule that holds for the version says, unsorted."""
     for rule in rules().values():
-        if rule.holds_for(settings.deepspeed_version):
+        if rule.holds_for(settings) and selection.takes(rule):
             for hit in rule.check(plan, files, settings):
                 yield rule, hit
 
 
+def _of_folder(job: Job) -> Iterator[tuple[Rule, Hit]]:
+    rule = rule_named("own.manifest")
+    if job.whole_folder and job.selection.takes(rule):
+        yield from ((rule, hit) for hit in incomplete(job.files))
+
+
+def _raised(rule: Rule, hit: Hit, selection: Selection) -> Hit:
+    """The hit with the severity that a site raised it to."""
+    severity = selection.severities.get(rule.id)
+    own = hit.severity or rule.severity
+    return replace(hit, severity=severity) if severity and _rank(severity) > _rank(own) else hit
+
+
 def check_rendered(
-    plan: Plan, files: Mapping[str, str], settings: Settings | None = None
+    plan: Plan,
+    files: Mapping[str, str],
+    settings: Settings | None = None,
+    selection: Selection = EVERY_RULE,
 ) -> tuple[Finding, ...]:
     """The findings on our own rendered files, `{name: text}`; the settings are the plan's where None."""
     fileset = read_fileset(files)
-    return check(plan, fileset, settings or _planned(plan, fileset))
+    return check(plan, fileset, settings or _planned(plan, fileset), selection)
 
 
-def check_paths(paths: Sequence[Path], settings: Settings) -> tuple[Finding, ...]:
-    """The findings on files written elsewhere, judged by the plan.json among them where there is one.
+def check_paths(
+    paths: Sequence[Path], settings: Settings, selection: Selection = EVERY_RULE
+) -> tuple[Finding, ...]:
+    """The findings on files written elsewhere; raises ConfigError as `job_of_paths` does."""
+    return findings_of(job_of_paths(paths, settings, selection))
+
+
+def job_of_paths(paths: Sequence[Path], settings: Settings, selection: Selection) -> Job:
+    """Files written elsewhere, or all of a folder's, judged by the plan.json among them where there is one.
 
     Raises:
-        ConfigError: a file that can't be read as text, two plans, or settings that contradict the plan.
+        ConfigError: a named file that can't be read as text, two plans, or settings that contradict the plan.
     """
-    files = read_paths(paths)
+    named = [path for path in paths if not path.is_dir()]
+    files = joined([read_paths(named), *(read_folder(path) for path in paths if path.is_dir())])
     plans = files.of("plan")
     if not plans:
-        return check(None, files, settings)
+        return Job(None, files, told(files, settings), selection)
     if len(plans) > 1:
         names = listed(file.name for file in plans)
         raise ConfigError(f"{names}: {len(plans)} plans, and one is needed. Check one run's files at a time.")
     plan = plan_from_json(plans[0].text, plans[0].name)
-    return check(plan, files, _beside_plan(settings, _planned(plan, files), plans[0].name))
+    return Job(plan, files, _beside_plan(settings, _planned(plan, files), plans[0].name), selection)
 
 
-def check_folder(folder: Path) -> tuple[Finding, ...]:
-    """The findings on a rendered folder, judged by its own plan.json."""
+def job_of_folder(folder: Path, selection: Selection) -> Job:
+    """A rendered folder as a whole; raises ConfigError where a file of it can't be read."""
     files = read_paths(sorted(path for path in folder.iterdir() if path.is_file()))
     plan_file = folder / "plan.json"
     plan = plan_from_json(plan_file.read_text(encoding="utf-8"), str(plan_file))
-    settings = _planned(plan, files)
-    whole = ((rule_named("own.manifest"), hit) for hit in incomplete(files))
-    return _sorted((*hits(plan, files, settings), *whole))
+    return Job(plan, files, _planned(plan, files), selection, whole_folder=True)
 
 
 def _planned(plan: Plan, files: FileSet) -> Settings:
@@ -72,7 +129,7 @@ def _planned(plan: Plan, files: FileSet) -> Settings:
 
 
 def _beside_plan(given: Settings, planned: Settings, name: str) -> Settings:
-    """The plan's settings, but for another DeepSpeed that is asked about, and what the plan does not say."""
+    """The plan's settings, but for another version that is asked about, and what the plan does not say."""
     if given.world_size not in (None, planned.world_size):
         raise ConfigError(
             f"--world-size {given.world_size}, but {name} is for {planned.world_size} ranks. Leave the option or "
@@ -81,17 +138,8 @@ def _beside_plan(given: Settings, planned: Settings, name: str) -> Settings:
     huggingface = planned.huggingface if given.huggingface is None else given.huggingface
     another = given.deepspeed_version != NEWEST_DEEPSPEED
     version = given.deepspeed_version if another else planned.deepspeed_version
-    return replace(planned, deepspeed_version=version, huggingface=huggingface)
-
-
-def waive(
-    findings: Iterable[Finding], accepted: Iterable[str]
-) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Findings that stand, and those whose rule the user accepted; an unknown rule id is a ConfigError."""
-    names = {rule_named(name).id for name in accepted}
-    all_findings = tuple(findings)
-    stand = tuple(finding for finding in all_findings if finding.rule not in names)
-    return stand, tuple(finding for finding in all_findings if finding.rule in names)
+    megatron = given.megatron_version or planned.megatron_version
+    return replace(planned, deepspeed_version=version, megatron_version=megatron, huggingface=huggingface)
 
 
 def fails(findings: Iterable[Finding], threshold: str) -> bool:
@@ -99,6 +147,11 @@ def fails(findings: Iterable[Finding], threshold: str) -> bool:
     if threshold not in SEVERITIES:
         raise ConfigError(f"--fail-on {threshold!r}: expected one of {listed(SEVERITIES)}.")
     return any(_rank(finding.severity) >= _rank(threshold) for finding in findings)
+
+
+def finding_of(rule: Rule, hit: Hit) -> Finding:
+    """The hit as it is reported and kept."""
+    return Finding(rule.id, hit.severity or rule.severity, hit.message, hit.where, hit.fix)
 
 
 def _rank(severity: str) -> int:
@@ -109,7 +162,3 @@ def _order(found: tuple[Rule, Hit]) -> tuple[int, str, int, int, str, str]:
     rule, hit = found
     line, column = (hit.at.line, hit.at.column) if hit.at else (0, 0)
     return -_rank(hit.severity or rule.severity), hit.name, line, column, rule.id, hit.message
-
-
-def _finding(rule: Rule, hit: Hit) -> Finding:
-    return Finding(rule.id, hit.severity or rule.severity, hit.message, hit.where, hit.fix)

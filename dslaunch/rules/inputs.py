@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Iterator
 
 from dslaunch.engines.deepspeed_keys import release, table
+from dslaunch.errors import nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START
 from dslaunch.files.rendered import left_out
 from dslaunch.planfile import Plan
-from dslaunch.rules.registry import Hit, RaisedBy, hit, rule
+from dslaunch.rules.registry import Hit, RaisedBy, hit, rule, rules
+from dslaunch.rules.selection import comments
 from dslaunch.rules.settings import Settings
 
 _PARSER = "deepspeedai/DeepSpeed:deepspeed/runtime/config.py (hjson), runtime/config_utils.py 0.19.8, run"
@@ -32,11 +34,24 @@ def duplicate_key(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
 
 @rule("file.unread", severity="info", raised_by="nobody", evidence="dslaunch's own")
 def unread(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A file of a kind that no rule reads, but for secrets."""
-    for file in files.of("other", "json"):
+    """A file that can't be read, or of a kind that no rule reads but for secrets."""
+    yield from _problems(files, "file.unread", "Leave it out, or name the files that are to be checked.")
+    for file in files.of("other", "json", "yaml"):
         if not file.problems:
             message = "the kind of this file isn't known: only secrets were looked for."
             yield Hit(file.name, START, message, "Check the name; a DeepSpeed JSON may be called ds_config.json.")
+
+
+@rule("check.ignore", severity="wrong", raised_by="nobody", evidence="dslaunch's own")
+def ignore(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A comment `dslaunch: ignore[RULE]` that names no rule."""
+    for file in files.files:
+        for comment in comments(file):
+            for name in comment.rules:
+                if name not in rules():
+                    near = nearest(name, rules())
+                    message = f"no rule is called '{name}', so this comment waives nothing.{near}"
+                    yield Hit(file.name, comment.at, message, "`dslaunch explain` lists the rules.")
 
 
 @rule("check.version", severity="info", raised_by="nobody", evidence="dslaunch's own")

@@ -9,10 +9,20 @@ from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import dotted
 from dslaunch.planfile import Plan
+from dslaunch.rules.edits import deleted, renamed, revalued
 from dslaunch.rules.keytable import Entry, entries
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
-from dslaunch.rules.values import allowed, effect_of_type, expected, fits, in_range, is_placeholder, shown
+from dslaunch.rules.values import (
+    allowed,
+    effect_of_range,
+    effect_of_type,
+    expected,
+    fits,
+    in_range,
+    is_placeholder,
+    shown,
+)
 
 _CONFIG = "deepspeed/runtime/config.py"
 _NOTE_PREFIXES = ("_", "//", "#", "$")
@@ -64,8 +74,13 @@ def removed(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
         if key is not None and key.gone(settings.deepspeed_version):
             name = dotted(entry.path)
             moved = f"Use {key.moved_to} instead." if key.moved_to else f"Delete '{name}'."
-            message = f"'{name}' was removed in DeepSpeed {key.removed}, which raises DeepSpeedConfigError for it."
-            yield hit(file, entry.path, message, f"{moved} DeepSpeed {key.until} was the last to take it.")
+            message = (
+                f"'{name}' was removed in DeepSpeed {key.removed}, which raises DeepSpeedConfigError for it."
+            )
+            fix = f"{moved} DeepSpeed {key.until} was the last to take it."
+            yield hit(
+                file, entry.path, message, fix, edit=None if key.moved_to else deleted(file, entry.path)
+            )
 
 
 @rule(
@@ -125,11 +140,10 @@ def out_of_range(_plan: Plan | None, files: FileSet, settings: Settings) -> Iter
         if key.range_since and version < release(key.range_since):
             continue
         message = f"'{dotted(entry.path)}' is {shown(entry.value)}; allowed is {allowed(key)}"
-        refused = entry.section.parser == "pydantic" or key.wrong == "rejected"
-        effect = "DeepSpeed refuses it at start-up" if refused else "DeepSpeed doesn't check it at start-up"
+        severity, raised_by, effect = effect_of_range(entry, key)
         yield hit(
             file, entry.path, f"{message}; {effect}.", f"Write {allowed(key)}.",
-            severity=None if refused else "wrong", raised_by=None if refused else "nobody",
+            severity=severity, raised_by=raised_by,
         )  # fmt: skip
 
 
@@ -145,10 +159,28 @@ def deprecated(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         key = entry.key
         if key is not None and key.deprecated:
             message = f"'{dotted(entry.path)}' is deprecated; DeepSpeed takes it with a warning."
-            yield hit(file, entry.path, message, f"Use {key.deprecated}.")
+            again = entry.section.keys.get(key.deprecated)
+            alike = again is not None and again.type == key.type
+            edit = renamed(file, entry.path, again.alias_of or again.name) if again and alike else None
+            yield hit(file, entry.path, message, f"Use {key.deprecated}.", edit=edit)
         if entry.path == ("zero_optimization",) and isinstance(entry.value, bool):
             message = "'zero_optimization' as a bool is deprecated: true is stage 1, false is stage 0."
-            yield hit(file, entry.path, message, 'Write {"stage": N}.')
+            edit = revalued(file, entry.path, {"stage": int(entry.value)})
+            yield hit(file, entry.path, message, 'Write {"stage": N}.', edit=edit)
+
+
+@rule(
+    "key.ignored",
+    severity="wrong",
+    raised_by="nobody",
+    evidence=f"deepspeedai/DeepSpeed:{_CONFIG}, runtime/pipe/module.py, swap_tensor/aio_config.py 0.19.8, run",
+)
+def ignored(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A key that DeepSpeed takes, and never reads."""
+    for file, entry in _entries(files):
+        if entry.key is not None and entry.key.ignored:
+            message = f"'{dotted(entry.path)}' is taken and never read: {entry.key.ignored} decides."
+            yield hit(file, entry.path, message, f"Delete it, and set {entry.key.ignored}.")
 
 
 @rule(
@@ -164,7 +196,10 @@ def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         if entry.key is not None and entry.shadowed:
             message = f"'{name}' is silently ignored, since '{entry.key.alias_of}' stands beside it."
             fix = f"Keep '{entry.key.alias_of}' alone."
-            yield hit(file, entry.path, message, fix, severity="wrong", raised_by="nobody")
+            yield hit(
+                file, entry.path, message, fix, severity="wrong", raised_by="nobody",
+                edit=deleted(file, entry.path),
+            )  # fmt: skip
         elif twin is not None:
             message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
             yield hit(file, entry.path, message, f"Keep '{twin}' alone.")
@@ -179,7 +214,9 @@ def _entries(files: FileSet) -> Iterator[tuple[File, Entry]]:
 def _is_note(entry: Entry) -> bool:
     """A remark that people put in as a key; it does no harm where unknown keys are ignored."""
     name = entry.path[-1]
-    return entry.section.unknown == "ignored" and (name.startswith(_NOTE_PREFIXES) or "comment" in name.lower())
+    return entry.section.unknown == "ignored" and (
+        name.startswith(_NOTE_PREFIXES) or "comment" in name.lower()
+    )
 
 
 def _homes(entry: Entry) -> list[str]:
@@ -192,7 +229,11 @@ def _where(entry: Entry) -> str:
 
 
 def _unread(
-    file: File, entry: Entry, settings: Settings, message: str, fix: str = "Correct the name, or delete the key."
+    file: File,
+    entry: Entry,
+    settings: Settings,
+    message: str,
+    fix: str = "Correct the name, or delete the key.",
 ) -> Hit:
     """A hit on a key that the section doesn't read in this version."""
     dropped = entry.value == "auto" and entry.section.parser == "pydantic"

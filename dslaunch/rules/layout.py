@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.flags import Arguments
 from dslaunch.files.position import START, Position
 from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
@@ -76,8 +77,8 @@ def ranks(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit
     if world is not None:
         for file in files.of("hostfile"):
             yield from _hosts(file, world)
-        for file in files.of("megatron_args"):
-            yield from _grid(file, world)
+        for file, arguments in files.megatron():
+            yield from _grid(file, arguments, world)
 
 
 @rule(
@@ -88,8 +89,8 @@ def ranks(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit
 )
 def reserved(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A run folder's environment sets what the launcher sets for each rank."""
-    for file in files.of("env") if plan else ():
-        for assignment in file.value:
+    for file in files.of("env", "deepspeed_env") if plan else ():
+        for assignment in file.assignments:
             if is_reserved(assignment.name):
                 message = f"{assignment.name} is the launcher's to set, and would be the same on all ranks."
                 yield Hit(file.name, assignment.at, message, "Delete the line; launcher.* and cluster decide it.")
@@ -116,8 +117,8 @@ def _hosts(file: File, world: int) -> Iterator[Hit]:
         yield Hit(file.name, START, message, f"Add hosts until there are {world} slots, or plan for {total} GPUs.")
 
 
-def _grid(file: File, world: int) -> Iterator[Hit]:
-    sizes = {name: file.value.value(name) or "1" for name in _GRID}
+def _grid(file: File, arguments: Arguments, world: int) -> Iterator[Hit]:
+    sizes = {name: arguments.value(name) or "1" for name in _GRID}
     if not all(size.isdecimal() and len(size) < 7 and int(size) for size in sizes.values()):
         return
     product = prod(int(size) for size in sizes.values())
@@ -125,4 +126,4 @@ def _grid(file: File, world: int) -> Iterator[Hit]:
         name = next(name for name in _GRID if sizes[name] != "1")
         grid = f"tp * pp * cp = {' * '.join(sizes.values())} = {product}"
         message = f"{grid} doesn't divide {world} ranks; Megatron raises RuntimeError."
-        yield Hit(file.name, file.value.position(name), message, f"Choose sizes whose product divides {world}.")
+        yield Hit(file.name, arguments.position(name), message, f"Choose sizes whose product divides {world}.")

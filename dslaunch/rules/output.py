@@ -1,48 +1,103 @@
-"""Findings as text and as JSON, and a rule's page."""
+"""Findings as text, as JSON and as annotations of GitHub; a rule's page."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 
 from dslaunch.planfile import Finding, to_json
-from dslaunch.rules.registry import SEVERITIES, Rule, rule_named
+from dslaunch.rules.registry import SEVERITIES, Rule, rule_named, rules
+from dslaunch.rules.sarif import format_sarif
 from dslaunch.rules.settings import NEWEST_DEEPSPEED
 
 FINDINGS_SCHEMA = "dslaunch.findings/1"
+_GITHUB_LEVELS = {"error": "error", "hang": "error", "wrong": "error", "info": "notice"}
+"""The others are warnings."""
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)")
 
 
-def format_text(findings: Sequence[Finding]) -> str:
+def format_text(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
     """One block a finding, and a last line that counts them."""
-    return "".join(_block(finding) for finding in findings) + _count(findings) + "\n"
+    blocks = "".join(_block(finding) for finding in findings)
+    tail = f"; {len(waived)} waived ({', '.join(sorted({f.rule for f in waived}))})" if waived else ""
+    return f"{blocks}{_count(findings)}{tail}\n"
 
 
-def format_json(findings: Sequence[Finding]) -> str:
-    """`{"schema": "dslaunch.findings/1", "findings": [...]}`."""
-    return to_json({"schema": FINDINGS_SCHEMA, "findings": list(findings)})
+def format_json(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
+    """`{"schema": "dslaunch.findings/1", "findings": [...], "waived": [...]}`."""
+    return to_json({
+        "schema": FINDINGS_SCHEMA,
+        "findings": [_row(finding) for finding in findings],
+        "waived": [_row(finding) for finding in waived],
+    })  # fmt: skip
+
+
+def format_github(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
+    """Workflow commands, which GitHub shows at the lines of a pull request."""
+    return "".join(_annotation(finding) for finding in findings)
+
+
+FORMATS: dict[str, Callable[[Sequence[Finding], Sequence[Finding]], str]] = {
+    "text": format_text,
+    "json": format_json,
+    "sarif": format_sarif,
+    "github": format_github,
+}
 
 
 def page(rule_id: str) -> str:
     """The page of a rule as Markdown; raises ConfigError with the nearest id where there is none."""
     rule = rule_named(rule_id)
     text = (resources.files("dslaunch.rules") / "pages" / f"{rule.id}.md").read_text(encoding="utf-8")
-    facts = f"Severity: {rule.severity}.{_versions(rule)} Evidence: {rule.evidence}."
+    facts = f"Severity: {rule.severity}. {versions(rule)} Evidence: {rule.evidence}."
     title, _, body = text.partition("\n")
-    return f"{title}\n\n{rule.summary}\n\n{facts}\n{body}"
+    return f"{title}\n\n{rule.summary}\n\n{' '.join(facts.split())}\n{body}"
 
 
-def _versions(rule: Rule) -> str:
-    if "DeepSpeed:" not in rule.evidence:
+def versions(rule: Rule) -> str:
+    """For which versions of its framework the rule is known to hold; empty where it is dslaunch's own."""
+    name = {"deepspeed": "DeepSpeed", "megatron": "megatron-core"}[rule.framework]
+    if rule.framework == "deepspeed" and "DeepSpeed:" not in rule.evidence:
         return ""
-    if not rule.since:
-        return f" Verified on DeepSpeed {NEWEST_DEEPSPEED} only."
-    return f" Holds since DeepSpeed {rule.since}{f', until {rule.until}' if rule.until else ''}."
+    if not rule.since and not rule.until:
+        return f"Verified on DeepSpeed {NEWEST_DEEPSPEED} only." if rule.framework == "deepspeed" else ""
+    since = f" since {name} {rule.since}" if rule.since else ""
+    return f"Holds{since}{',' if since and rule.until else ''}{f' until {rule.until}' if rule.until else ''}."
 
 
 def _block(finding: Finding) -> str:
+    rule = rules()[finding.rule]
     lines = [f"{finding.where}: {finding.severity}: {finding.message} [{finding.rule}]"]
-    return "\n".join([*lines, f"    fix: {finding.fix}"] if finding.fix else lines) + "\n"
+    lines += [f"    fix: {finding.fix}"] if finding.fix else []
+    if not rule.evidence.startswith("dslaunch's own"):
+        lines.append(f"    why: {versions(rule)} Source: {rule.evidence}.".replace("  Source", " Source"))
+    return "\n".join(lines) + "\n"
+
+
+def _row(finding: Finding) -> dict[str, str]:
+    rule = rules()[finding.rule]
+    return {**dataclasses.asdict(finding), "versions": versions(rule), "source": rule.evidence}
+
+
+def _annotation(finding: Finding) -> str:
+    level = _GITHUB_LEVELS.get(finding.severity, "warning")
+    match = _PLACE.fullmatch(finding.where)
+    places = {"file": match["file"], "line": match["line"], "col": match["column"]} if match else {}
+    properties = ",".join(f"{key}={_property(value)}" for key, value in {**places, "title": finding.rule}.items())
+    where = "" if match else f"{finding.where}: "
+    return f"::{level} {properties}::{_data(f'{where}{finding.message} {finding.fix}')}\n"
+
+
+def _data(text: str) -> str:
+    """Escaped as the toolkit of GitHub's actions does: packages/core/src/command.ts escapeData."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _count(findings: Sequence[Finding]) -> str:

@@ -19,14 +19,38 @@ from dslaunch.files.position import Path, Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.settings import Settings
 
+Framework = Literal["deepspeed", "megatron"]
+"""Whose versions `since` and `until` count."""
+
 Severity = Literal["info", "deprecated", "slow", "memory", "wrong", "hang", "error"]
 SEVERITIES: tuple[Severity, ...] = ("info", "deprecated", "slow", "memory", "wrong", "hang", "error")
 """From what can wait to what stops the job at start-up."""
 
-RaisedBy = Literal["DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "nobody"]
-"""Where real DeepSpeed first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
+RaisedBy = Literal[
+    "DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "transformers", "accelerate", "megatron",
+    "sbatch", "srun", "torchrun", "torch", "python", "nobody",
+]  # fmt: skip
+"""What first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
 
-_MODULES = ("auto", "batch", "inputs", "keys", "layout", "planning", "precision", "scheduler", "secrets", "zero")
+_MODULES = (
+    "accelerate", "advice", "auto", "batch", "buckets", "commands_torchrun", "components", "deepspeed_env",
+    "environment", "hostfiles", "huggingface", "inputs", "keys", "launcher", "launcher_options", "layout",
+    "megatron_environment", "megatron_experts", "megatron_flags", "megatron_parallel", "megatron_precision",
+    "megatron_sizes", "megatron_stages", "megatron_training", "numerics", "observing", "offloading",
+    "optimizer", "parallel", "planning", "precision", "scheduler", "schedules", "scripts_deepspeed",
+    "scripts_torch", "secrets", "slurm_directives", "slurm_shell", "slurm_steps", "staged", "training_data",
+    "zero", "zero_options",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of a file that puts a finding right, where there is one right change."""
+
+    at: Position
+    old: str
+    """What stands at `at`."""
+    new: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,8 @@ class Hit:
     """The rule's own where it is None."""
     raised_by: RaisedBy | None = None
     """The rule's own where it is None."""
+    edit: Edit | None = None
+    """What `--fix` does."""
 
     @property
     def where(self) -> str:
@@ -65,14 +91,18 @@ class Rule:
     evidence: str
     """Where the fact was read or tried: repo:path and version."""
     since: str
-    """The first DeepSpeed version it is known to hold for; empty where it holds for each in the key table."""
+    """The first version of the framework it is known to hold for; empty where it holds for each in the table."""
     until: str
     """The last one; empty where it still holds."""
+    framework: Framework
     raised_by: RaisedBy
     check: Check
 
-    def holds_for(self, version: str) -> bool:
-        """Whether the rule applies to this version of DeepSpeed."""
+    def holds_for(self, settings: Settings) -> bool:
+        """Whether the rule applies to the framework's version; where that isn't known, it does."""
+        version = settings.deepspeed_version if self.framework == "deepspeed" else settings.megatron_version
+        if not version:
+            return True
         after = not self.since or release(self.since) <= release(version)
         return after and (not self.until or release(version) <= release(self.until))
 
@@ -88,6 +118,7 @@ def rule(
     raised_by: RaisedBy,
     since: str = "",
     until: str = "",
+    framework: Framework = "deepspeed",
 ) -> Callable[[Check], Check]:
     """Register the decorated function."""
 
@@ -95,7 +126,9 @@ def rule(
         assert rule_id not in _RULES, f"two rules are called {rule_id}"
         assert check.__doc__, f"{rule_id} has no docstring"
         summary = check.__doc__.partition("\n")[0]
-        _RULES[rule_id] = Rule(rule_id, severity, summary, evidence, since, until, raised_by, check)
+        _RULES[rule_id] = Rule(
+            rule_id, severity, summary, evidence, since, until, framework, raised_by, check
+        )
         return check
 
     return register
@@ -126,6 +159,7 @@ def hit(
     *,
     severity: Severity | None = None,
     raised_by: RaisedBy | None = None,
+    edit: Edit | None = None,
 ) -> Hit:
-    """A hit at the key `path` of a JSON file."""
-    return Hit(file.name, file.at(*path), message, fix, severity, raised_by)
+    """A hit at the key `path` of a JSON or YAML file."""
+    return Hit(file.name, file.at(*path), message, fix, severity, raised_by, edit)

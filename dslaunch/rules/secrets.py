@@ -33,9 +33,7 @@ def secret(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 
 
 def _assigned(file: File) -> Iterator[Hit]:
-    if file.kind not in ("shell", "env"):
-        return
-    for assignment in file.value:
+    for assignment in file.assignments:
         if assignment.literal and is_secret_name(assignment.name) and may_be_secret(assignment.value):
             message = f"{assignment.name} is set to a literal value; {_KEPT}."
             yield Hit(file.name, assignment.at, message, _FIX)

@@ -17,12 +17,18 @@ class Settings:
     """Options of `dslaunch check`."""
 
     deepspeed_version: str = NEWEST_DEEPSPEED
+    megatron_version: str = ""
+    """Of megatron-core, or empty where it isn't known."""
     world_size: int | None = None
     """Ranks in all."""
+    nodes: int | None = None
+    ranks_per_node: int | None = None
     tp: int | None = None
     """Tensor-parallel size that the program's own mesh uses."""
     pp: int | None = None
     """Pipeline stages."""
+    size_from: str = ""
+    """Who says how many ranks and nodes there are; empty where nobody does."""
     huggingface: bool | None = None
     """Whether Hugging Face Trainer or accelerate reads the DeepSpeed JSON, and fills in `auto`."""
 
@@ -30,7 +36,10 @@ class Settings:
         if not re.fullmatch(r"\d+(\.\d+)*", self.deepspeed_version):
             found = f"DeepSpeed version {self.deepspeed_version!r}"
             raise ConfigError(f"{found}: expected numbers and dots, as in {NEWEST_DEEPSPEED}.")
-        for name in ("world_size", "tp", "pp"):
+        if not re.fullmatch(r"(\d+(\.\d+)*)?", self.megatron_version):
+            found = f"Megatron version {self.megatron_version!r}"
+            raise ConfigError(f"{found}: expected megatron-core's, numbers and dots, as in 0.16.1.")
+        for name in ("world_size", "nodes", "ranks_per_node", "tp", "pp"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}: at least 1 is needed.")
@@ -48,4 +57,12 @@ def of_plan(plan: Plan) -> Settings:
     """The settings that a plan decides. A rendered DeepSpeed JSON never relies on `auto`."""
     reads_deepspeed = plan.engine.name in ("deepspeed", "megatron_deepspeed", "native")
     version = plan.engine.version if reads_deepspeed else NEWEST_DEEPSPEED
-    return Settings(deepspeed_version=version, world_size=plan.world_size, huggingface=False)
+    megatron = plan.engine.version if plan.engine.name in ("megatron", "megatron_mimo") else ""
+    return Settings(
+        deepspeed_version=version,
+        megatron_version=megatron,
+        world_size=plan.world_size,
+        nodes=plan.cluster.nodes,
+        ranks_per_node=plan.cluster.gpus_per_node,
+        huggingface=False,
+    )

@@ -28,7 +28,7 @@ def replicas(plan: Plan | None, file: File, settings: Settings) -> list[int]:
     is a dict; from a file it doesn't see that key. So there may be two.
     """
     world = plan.world_size if plan else settings.world_size
-    if world is None:
+    if world is None or (plan is None and _of_component(file)):
         return []
     tensor = file.get("tensor_parallel", "autotp_size")
     if isinstance(tensor, int) and tensor > 1:
@@ -40,6 +40,12 @@ def replicas(plan: Plan | None, file: File, settings: Settings) -> list[int]:
     if isinstance(sequence, int) and sequence > 1 and mesh % sequence == 0:
         return [mesh, mesh // sequence]
     return [mesh]
+
+
+def _of_component(file: File) -> bool:
+    """One component's file of several: only their plan tells its mesh."""
+    match = _OWN_NAME.fullmatch(file.name)
+    return match is not None and match["component"] is not None
 
 
 def _mesh(plan: Plan, file: File) -> int | None:

@@ -19,6 +19,14 @@ HF_FILLED = frozenset({
 })  # fmt: skip
 """Where Hugging Face Trainer replaces `auto`: huggingface/transformers:src/transformers/integrations/deepspeed.py
 (trainer_config_process, trainer_config_finalize) 5.24.0."""
+ACCELERATE_FILLED = frozenset({
+    "zero_optimization.stage", "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_param.device",
+    "zero_optimization.offload_param.nvme_path",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+})  # fmt: skip
+"""Where accelerate's plugin, which the Trainer uses too, replaces `auto` by its own setting or default:
+huggingface/accelerate:src/accelerate/utils/dataclasses.py DeepSpeedPlugin 1.15.0, run."""
 
 _WORDS = {
     "section": "an object", "dict": "an object", "int": "a whole number", "plain_int": "a whole number",
@@ -57,6 +65,15 @@ def effect_of_type(entry: Entry, key: Key) -> tuple[Severity | None, RaisedBy | 
     if key.type == "bool" and entry.value:
         return "wrong", "nobody", "checks nothing: it counts as true"
     return "wrong", "nobody", "checks nothing: it goes on with this value"
+
+
+def effect_of_range(entry: Entry, key: Key) -> tuple[Severity | None, RaisedBy | None, str]:
+    """As effect_of_type, for a value of the right type outside its range."""
+    if entry.section.parser == "pydantic" or key.wrong == "rejected":
+        return None, None, "DeepSpeed refuses it at start-up"
+    if key.wrong == "later" and key.choices:
+        return None, "deepspeed.initialize", "DeepSpeed raises when the engine is built"
+    return "wrong", "nobody", "DeepSpeed doesn't check it at start-up"
 
 
 def in_range(key: Key, value: Any) -> bool:

@@ -40,12 +40,13 @@ def pipeline_stage(plan: Plan | None, files: FileSet, settings: Settings) -> Ite
         if stages > 1 and (stage(file) or 0) >= 2:
             message = f"ZeRO stage {stage(file)} with {stages} pipeline stages: {_ASSERTS}."
             yield hit(file, (_ZERO, "stage"), message, fix)
-    for file in files.of("megatron_args"):
-        args = file.value
+    for file, args in files.megatron():
         names = {flag.name for flag in args.flags}
         zero = args.value("--zero-stage") or ""
         if "--deepspeed" in names and zero in ("2", "3") and "--no-pipeline-parallel" not in names:
-            message = f"--zero-stage {zero} with Megatron-DeepSpeed's pipeline module (for pp 1 too): {_ASSERTS}."
+            message = (
+                f"--zero-stage {zero} with Megatron-DeepSpeed's pipeline module (for pp 1 too): {_ASSERTS}."
+            )
             more = f"{fix} pp 1 needs --no-pipeline-parallel."
             yield Hit(file.name, args.position("--zero-stage"), message, more)
     yield from _planned(plan, fix)
@@ -83,7 +84,8 @@ def offload_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
         level = stage(file)
         if level is None:
             continue
-        if level == 0 and _offloads(file, "offload_optimizer"):
+        plain = bool(file.get("optimizer", "params", "torch_adam"))
+        if level == 0 and _offloads(file, "offload_optimizer") and not plain:
             message = "offload_optimizer at stage 0: the CPU optimizer gets parameters on the GPU and fails."
             yield hit(file, (_ZERO, "offload_optimizer"), message, "Use stage 1, 2 or 3, or no offload.")
         if level < 3 and _offloads(file, "offload_param"):
@@ -94,7 +96,9 @@ def offload_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
             )  # fmt: skip
         ratio = number(file.get(_ZERO, "offload_optimizer", "ratio"))
         if level < 3 and ratio is not None and 0 <= ratio < 1:
-            message = f"offload_optimizer.ratio {ratio:g} at ZeRO stage {level}: partial offload needs stage 3."
+            message = (
+                f"offload_optimizer.ratio {ratio:g} at ZeRO stage {level}: partial offload needs stage 3."
+            )
             path = (_ZERO, "offload_optimizer", "ratio")
             yield hit(file, path, message, "Use stage 3, or delete the ratio.", raised_by="DeepSpeedConfig")
 
@@ -115,7 +119,9 @@ def grad_norm(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
     for file in files.of("deepspeed_json"):
         level, value = stage(file), file.get(_ZERO, "compute_grad_norm")
         if level in (0, 3) and _off(value):
-            message = f"compute_grad_norm false at ZeRO stage {level}: DeepSpeed takes it at stage 1 and 2 only."
+            message = (
+                f"compute_grad_norm false at ZeRO stage {level}: DeepSpeed takes it at stage 1 and 2 only."
+            )
             yield hit(file, (_ZERO, "compute_grad_norm"), message, "Delete it, or use stage 1 or 2.")
 
 
@@ -143,7 +149,9 @@ def sum_op(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 
 def on(value: object) -> bool:
     """Whether pydantic reads `value` as true."""
-    return value in (True, 1) or (isinstance(value, str) and value.lower() in ("1", "on", "t", "true", "y", "yes"))
+    return value in (True, 1) or (
+        isinstance(value, str) and value.lower() in ("1", "on", "t", "true", "y", "yes")
+    )
 
 
 def _off(value: object) -> bool:

@@ -25,12 +25,22 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m dslaunch.runtime", description="Trains what a plan says.")
     parser.add_argument("--plan", type=Path, required=True, help="the plan.json that `dslaunch render` wrote")
     parser.add_argument("--local_rank", type=int, help="given by the deepspeed launcher; LOCAL_RANK counts")
+    parser.add_argument(
+        "--show", action="store_true", help="print who sends which samples to whom; train nothing"
+    )
     options = parser.parse_args(argv)
-    phases = ["starting"]
+    phase = ["starting"]
+
+    def enter(name: str) -> None:
+        phase[0] = name
+
     try:
+        if options.show:
+            print(_shown(options.plan))
+            return 0
         from dslaunch.runtime.program import run
 
-        run(options.plan, os.environ, phases.append)
+        run(options.plan, os.environ, enter)
     except DslaunchError as error:
         # The same on every rank, or on every rank of a host: one message per host is enough.
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -42,9 +52,21 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         traceback.print_exc()
         where = f"rank {os.environ.get('RANK', '?')} on {socket.gethostname()}"
-        print(f"{_SAYS}{where} failed while {phases[-1]}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{_SAYS}{where} failed while {phase[0]}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _shown(path: Path) -> str:
+    """The redistribution of the plan in `path`; needs neither torch nor other ranks."""
+    from dslaunch.runtime.checks import check_executable, read_plan
+    from dslaunch.runtime.drawing import describe, mermaid
+    from dslaunch.runtime.messages import step_of
+
+    plan = read_plan(path)
+    check_executable(plan)
+    step = step_of(plan)
+    return f"{describe(step)}\n\n```mermaid\n{mermaid(step)}\n```"
 
 
 def leave(status: int) -> None:

@@ -1,7 +1,8 @@
 """Checkpoints: one folder per step, and `latest`, which names the last complete one.
 
-    DIR/step-00000020/              the strategy's own files (DeepSpeed's, or torch's distributed format)
-    DIR/step-00000020/dslaunch.json the step, and which strategy can read it
+    DIR/step-00000020/              the strategy's own files (DeepSpeed's, or torch's distributed format);
+                                    under the engine native DeepSpeed's, in a folder for each component
+    DIR/step-00000020/dslaunch.json the step, and which layouts can read it
     DIR/latest                      step-00000020; written last, in one move
 """
 
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch.distributed as dist
 
 from dslaunch.errors import ConfigError
-from dslaunch.planfile import Plan
+from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.runtime.engines import Engine
 from dslaunch.runtime.world import World
 
@@ -32,12 +33,22 @@ class Note:
     zero: int
     world_size: int
     model: str
+    layouts: dict[str, str] = field(default_factory=dict)
+    """By component, where each has files of its own."""
     schema: str = CHECKPOINT_SCHEMA
 
 
 def note_of(plan: Plan, step: int) -> Note:
-    layout = next(iter(plan.components.values()))
-    return Note(step, plan.engine.sharding, layout.zero, plan.world_size, plan.model["name"])
+    first = next(iter(plan.components.values()))
+    own = plan.components if plan.engine.name == "native" else {}
+    layouts = {name: _where(layout) for name, layout in own.items()}
+    return Note(step, plan.engine.sharding, first.zero, plan.world_size, plan.model["name"], layouts)
+
+
+def _where(layout: ComponentPlan) -> str:
+    """What a component's files are cut by."""
+    stages = "+".join(map(str, layout.layers_per_stage))
+    return f"tp {layout.tp}, dp {layout.dp}, layers by stage {stages}, ZeRO-{layout.zero}"
 
 
 def save(engine: Engine, plan: Plan, world: World, step: int, root: Path) -> Path:

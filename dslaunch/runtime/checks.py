@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from dslaunch.errors import ConfigError
-from dslaunch.planfile import ComponentPlan, Plan
-from dslaunch.runtime.supported import check_model
+from pathlib import Path
+
+from dslaunch.errors import ConfigError, listed
+from dslaunch.planfile import ComponentPlan, Plan, plan_from_json
+from dslaunch.runtime.supported import check_model, cut_faults
 
 _EXECUTES = (
-    "dslaunch.runtime executes one layout for the whole model, with tp = pp = cp = ep = 1: "
-    "strategy=ddp, fsdp2, zero1, zero2, zero3 or zero3_cpu_offload"
+    "with this engine dslaunch.runtime executes one layout for the whole model, with tp = pp = cp = ep = 1: "
+    "strategy=ddp, fsdp2, zero1, zero2, zero3 or zero3_cpu_offload; engine=native executes one for each component"
 )
+
+_SCHEDULES = ("1f1b", "gpipe")
+_NATIVE: dict[str, tuple[object, ...]] = {"vpp": (1,), "cp": (1,), "ep": (1,), "offload": ("cpu", "none")}
+"""By field of a layout: the values that are executed."""
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in `path`; raises ConfigError where it is missing or not a plan."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}. Give the plan.json that `dslaunch render` wrote."
+        ) from error
+    return plan_from_json(text, str(path))
 
 
 def check_executable(plan: Plan) -> None:
     """Refuse a plan that the runtime does not execute.
 
     Raises:
-        ConfigError: a layout per component, model parallelism, a setting that the sharding lacks, or a model
-            whose modules the runtime lacks.
+        ConfigError: a layout that the plan's engine does not execute here, a setting that the sharding lacks,
+            or a model whose modules the runtime lacks.
     """
-    _check_layouts(plan)
-    _check_sharding(plan)
+    if plan.engine.name != "native":
+        _check_layouts(plan)
+        _check_sharding(plan)
     if plan.training.optimizer != "adamw":
         raise ConfigError(f"training.optimizer: found '{plan.training.optimizer}'; the runtime has adamw.")
     if plan.files.weights:
@@ -29,6 +47,34 @@ def check_executable(plan: Plan) -> None:
             "from a checkpoint of its own (checkpoint.load=DIR). Leave it empty, or give script=PATH."
         )
     check_model(plan.model["components"], plan.model["edges"])
+    if plan.engine.name == "native":
+        _check_native(plan)
+
+
+def _check_native(plan: Plan) -> None:
+    """What an edited plan may hold, and the planner would have refused for the engine native."""
+    if plan.training.schedule not in _SCHEDULES:
+        raise ConfigError(
+            f"training.schedule: found {plan.training.schedule}; with engine native dslaunch.runtime takes "
+            f"{listed(_SCHEDULES)}. Plan again with one of them."
+        )
+    for name, layout in plan.components.items():
+        allowed = {**_NATIVE, "zero": (0, 1) if layout.pp > 1 else (0, 1, 2)}
+        for key, values in allowed.items():
+            if getattr(layout, key) not in values:
+                beside = f" where pp is {layout.pp}" if key == "zero" else ""
+                raise ConfigError(
+                    f"components.{name}.{key}: found {getattr(layout, key)}; with engine native dslaunch.runtime "
+                    f"takes {listed(values)}{beside}. Plan again with strategy.{name}.{key}={values[-1]}."
+                )
+        batch = layout.micro_batch * layout.num_microbatches * layout.dp
+        if batch != plan.global_batch:
+            raise ConfigError(
+                f"components.{name}: micro_batch x num_microbatches x dp is {batch}; global_batch is "
+                f"{plan.global_batch}. Plan again."
+            )
+    if faults := cut_faults(plan.model["components"], plan.components, plan.training.precision):
+        raise ConfigError("\n".join(faults))
 
 
 def _check_layouts(plan: Plan) -> None:
@@ -45,11 +91,6 @@ def _check_layouts(plan: Plan) -> None:
                 f"components.{name}: its layout is {in_words(layout)}, that of {first} is {in_words(base)}. "
                 f"{_EXECUTES}."
             )
-    if plan.engine.name == "native":
-        raise ConfigError(
-            "engine.name: found native, which gives each component an engine of its own; "
-            f"{_EXECUTES}. engine=deepspeed executes this plan."
-        )
 
 
 def _comparable(layout: ComponentPlan) -> tuple[object, ...]:

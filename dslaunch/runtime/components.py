@@ -7,54 +7,87 @@ Shapes: B samples, N patches, S tokens, H hidden.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from dslaunch.runtime.data import IGNORE
 from dslaunch.runtime.layers import Attention, Block, BlockShape, FeedForward, norm_of, rotation
 from dslaunch.runtime.supported import Spec
+from dslaunch.runtime.tensor_parallel import ALONE, Shard, column, embedding, row, summed_cross_entropy
 
 VIT_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank holds of a component: one pipeline stage, cut over a tensor-parallel group."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
+    shard: Shard = ALONE
+
+
+def whole(spec: Spec) -> Piece:
+    return Piece(range(spec.get("layers", 0)))
 
 
 class ViT(nn.Module):
     """A vision transformer; class token and registers run through the blocks and are not passed on."""
 
-    def __init__(self, spec: Spec, recompute: str, from_layer: int) -> None:
+    def __init__(self, spec: Spec, recompute: str, from_layer: int, piece: Piece) -> None:
         super().__init__()
-        self.spec = spec
+        self.piece = piece
+        self.prefix_tokens = int(spec["class_token"]) + spec["registers"]
+        # As in timm's vit_*_reg4_dinov2: beside registers the class token has no position of its own.
+        self.embedded_class = bool(spec["class_token"] and not spec["registers"])
+        self.used_layers = blocks_up_to(from_layer, spec["layers"])
+        if piece.first:
+            self._make_entrance(spec)
+        shape = vit_block(spec, recompute)
+        self.blocks = nn.ModuleDict({str(i): Block(shape, piece.shard) for i in piece.layers})
+        if piece.last:
+            hidden = spec["hidden"]
+            norm = nn.LayerNorm(hidden, eps=VIT_NORM_EPS)
+            self.post_norm = norm if spec["post_norm"] else nn.Identity()
+            self.pooling = Pooling(shape) if spec["attention_pooling"] else nn.Identity()
+            self.pooling.requires_grad_(False)
+        if self.used_layers < spec["layers"]:
+            # What does not run gets no gradient on any rank; frozen, every strategy treats it alike.
+            for unused in [self.blocks[str(i)] for i in piece.layers if i >= self.used_layers]:
+                unused.requires_grad_(False)
+            if piece.last:
+                self.post_norm.requires_grad_(False)
+
+    def _make_entrance(self, spec: Spec) -> None:
         hidden, patch = spec["hidden"], spec["patch"]
         patches = (spec["image"] // patch) ** 2
-        self.prefix_tokens = int(spec["class_token"]) + spec["registers"]
         self.patch = nn.Conv2d(spec["channels"], hidden, patch, stride=patch, bias=spec["patch_bias"])
         self.class_token = nn.Parameter(torch.empty(1, 1, hidden)) if spec["class_token"] else None
         registers = spec["registers"]
         self.registers = nn.Parameter(torch.empty(1, registers, hidden)) if registers else None
-        # As in timm's vit_*_reg4_dinov2: beside registers the class token has no position of its own.
-        self.embedded_class = bool(spec["class_token"] and not registers)
         self.positions = nn.Parameter(torch.empty(1, patches + int(self.embedded_class), hidden))
         self.pre_norm = nn.LayerNorm(hidden, eps=VIT_NORM_EPS) if spec["pre_norm"] else nn.Identity()
-        self.blocks = nn.ModuleList(Block(vit_block(spec, recompute)) for _ in range(spec["layers"]))
-        self.post_norm = nn.LayerNorm(hidden, eps=VIT_NORM_EPS) if spec["post_norm"] else nn.Identity()
-        self.pooling = Pooling(vit_block(spec, recompute)) if spec["attention_pooling"] else nn.Identity()
-        self.pooling.requires_grad_(False)
-        self.used_layers = blocks_up_to(from_layer, spec["layers"])
-        if self.used_layers < spec["layers"]:
-            # What does not run gets no gradient on any rank; frozen, every strategy treats it alike.
-            for unused in (*self.blocks[self.used_layers :], self.post_norm):
-                unused.requires_grad_(False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, channels, image, image] -> [B, N, H]"""
-        x = self.patch(images.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
-        x = self.pre_norm(self._with_prefix(x))
-        for block in self.blocks[: self.used_layers]:
-            x = block(x)
-        if self.used_layers == len(self.blocks):
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, channels, image, image], or what the stage before gives -> [B, N, H].
+
+        Between stages x is [B, prefix_tokens + N, H].
+        """
+        if self.piece.first:
+            x = self.patch(x.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+            x = self.pre_norm(self._with_prefix(x))
+        for number, block in self.blocks.items():
+            if int(number) < self.used_layers:
+                x = block(x)
+        if not self.piece.last:
+            return x
+        if self.used_layers > self.piece.layers[-1]:
             x = self.post_norm(x)
-        out: Tensor = x[:, self.prefix_tokens :]
-        return out
+        return x[:, self.prefix_tokens :]
 
     def _with_prefix(self, patches: Tensor) -> Tensor:
         """[B, N, H] -> [B, class token + registers + N, H], with positions."""
@@ -79,12 +112,16 @@ class Pooling(nn.Module):
 class Mlp(nn.Module):
     """Linear layers with GELU between them, applied to each token."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, shard: Shard) -> None:
         super().__init__()
         dims = spec["dims"]
         self.norm = nn.LayerNorm(dims[0]) if spec["norm"] else nn.Identity()
-        pairs = itertools.pairwise(dims)
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=spec["bias"]) for a, b in pairs)
+        self.layers = nn.ModuleList()
+        last = len(dims) - 2
+        for number, (a, b) in enumerate(itertools.pairwise(dims)):
+            # Column- and row-parallel in turn; a last layer without a partner is whole on each rank.
+            alone = ALONE if number == last and number % 2 == 0 else shard
+            self.layers.append((row if number % 2 else column)(a, b, spec["bias"], alone))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, dims[0]] -> [B, S, dims[-1]]"""
@@ -97,54 +134,76 @@ class Mlp(nn.Module):
 class Decoder(nn.Module):
     """A causal language model whose sequence may start with tokens of other components."""
 
-    def __init__(self, spec: Spec, recompute: str) -> None:
+    def __init__(self, spec: Spec, recompute: str, piece: Piece) -> None:
         super().__init__()
-        self.spec = spec
-        hidden = spec["hidden"]
+        self.piece = piece
+        self.rope_theta = spec["rope_theta"]
+        hidden, shard = spec["hidden"], piece.shard
         shape = decoder_block(spec, recompute)
         self.head_dim = shape.head_dim
-        self.embedding = nn.Embedding(spec["vocab"], hidden)
-        learned = spec["position"] == "learned"
-        self.positions = nn.Parameter(torch.empty(spec["max_positions"], hidden)) if learned else None
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(spec["layers"]))
-        self.norm = norm_of(shape.rmsnorm, hidden, shape.norm_eps)
-        self.head = nn.Linear(hidden, spec["vocab"], bias=False)
-        if spec["tied_embeddings"]:
-            self.head.weight = self.embedding.weight
+        self.rotary = spec["position"] == "rope"
+        if piece.first:
+            self.embedding = embedding(spec["vocab"], hidden, shard)
+            places = None if self.rotary else nn.Parameter(torch.empty(spec["max_positions"], hidden))
+            self.positions = places
+        self.blocks = nn.ModuleDict({str(i): Block(shape, shard) for i in piece.layers})
+        if piece.last:
+            self.norm = norm_of(shape.rmsnorm, hidden, shape.norm_eps)
+            self.head = column(hidden, spec["vocab"], False, shard)
+            if spec["tied_embeddings"]:
+                self.head.weight = self.embedding.weight
 
-    def forward(self, prefix: Tensor | None, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross-entropy over the labels that are not -100.
+    def forward(self, x: Tensor | None, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
+        """The cross-entropy summed over the labels that are not -100; before the last stage, what it passes on.
 
-        prefix [B, P, H] stands before tokens [B, T]; labels [B, T] says for each text token which token
-        is to be predicted in its place, so that labels[:, 0] is never used.
+        The first stage gets as x the prefix [B, P, H] that stands before tokens [B, T], later ones [B, P + T, H].
+        labels [B, T] says for each text token which token is to be predicted in its place, so that labels[:, 0]
+        is never used. The first stage reads tokens, the last one labels.
         """
-        x = self.embedding(tokens)
+        if self.piece.first:
+            assert tokens is not None
+            x = self._entered(x, tokens)
+        assert x is not None
+        by = rotation(x.shape[1], self.head_dim, self.rope_theta, x) if self.rotary else None
+        for block in self.blocks.values():
+            x = block(x, by)
+        if not self.piece.last:
+            return x
+        assert labels is not None
+        return self._judged(x, labels)
+
+    def _entered(self, prefix: Tensor | None, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens)
         if prefix is not None:
             x = torch.cat([prefix.to(x.dtype), x], dim=1)
-        if self.positions is not None:
-            x = x + self.positions[: x.shape[1]]
-        by = None
-        if self.positions is None:
-            by = rotation(x.shape[1], self.head_dim, self.spec["rope_theta"], x)
-        for block in self.blocks:
-            x = block(x, by)
-        before = x[:, -tokens.shape[1] : -1]
-        wanted = labels[:, 1:]
-        judged = wanted != -100
-        logits = self.head(self.norm(before[judged]))
-        return F.cross_entropy(logits.float(), wanted[judged])
+        return x if self.positions is None else x + self.positions[: x.shape[1]]
+
+    def _judged(self, x: Tensor, labels: Tensor) -> Tensor:
+        judged = judged_in(labels)
+        logits = self.head(self.norm(x[:, -labels.shape[1] : -1][judged]))
+        return summed_cross_entropy(logits, labels[:, 1:][judged], self.piece.shard)
 
 
-def build_component(spec: Spec, recompute: str, from_layer: int) -> nn.Module:
-    """The module of one component, of which layer `from_layer` is passed on (-1: the last)."""
+def judged_in(labels: Tensor) -> Tensor:
+    """Which of labels[:, 1:] the loss falls on."""
+    return labels[:, 1:] != IGNORE
+
+
+def build_component(spec: Spec, recompute: str, from_layer: int, piece: Piece | None = None) -> nn.Module:
+    """The module of one component, of which layer `from_layer` is passed on (-1: the last).
+
+    Args:
+        piece: what this rank holds of it; None: all.
+    """
+    piece = piece or whole(spec)
     match spec["arch"]:
         case "vit":
-            return ViT(spec, recompute, from_layer)
+            return ViT(spec, recompute, from_layer, piece)
         case "mlp":
-            return Mlp(spec)
+            return Mlp(spec, piece.shard)
         case arch:
             assert arch == "decoder", arch
-            return Decoder(spec, recompute)
+            return Decoder(spec, recompute, piece)
 
 
 def blocks_up_to(from_layer: int, layers: int) -> int:

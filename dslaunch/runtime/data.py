@@ -12,7 +12,9 @@ reach. `mirrored` turns x around.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ TEXT_TOKENS = len(INSTRUCTIONS[0]) + ACTIONS
 SIDE = 8
 BRIGHTEST = 16.0
 IGNORE = -100
+"""A label that the loss does not fall on."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,14 @@ class Batch:
         return Batch(self.images.to(device), self.tokens.to(device), self.labels.to(device))
 
 
+class Samples(Protocol):
+    """A data set."""
+
+    def at(self, numbers: Iterable[int]) -> Batch:
+        """Samples by number in an endless stream, in this order: the same on every rank and for every layout."""
+        ...
+
+
 class Digits:
     """The data set, and the order in which it is read: a function of seed and sample number alone."""
 
@@ -62,9 +73,9 @@ class Digits:
         self.actions = np.stack([as_actions(strokes, classes, words) for words in INSTRUCTIONS])
         self.text_tokens, self.vocab, self.seed = text_tokens, vocab, seed
 
-    def samples(self, first: int, count: int) -> Batch:
-        """Samples `first` to `first + count - 1` of the endless stream: one permutation after another."""
-        picks = [self._pick(number) for number in range(first, first + count)]
+    def at(self, numbers: Iterable[int]) -> Batch:
+        """Samples by number in the endless stream: one permutation after another."""
+        picks = [self._pick(number) for number in numbers]
         rows = [self._tokens(which, instruction) for which, instruction in picks]
         tokens = torch.tensor(rows)
         labels = torch.full_like(tokens, IGNORE)
@@ -137,7 +148,7 @@ def micro_batches(data: Digits, step: int, rank: int, plan: Plan) -> list[Batch]
     share = layout.micro_batch * layout.num_microbatches
     first = step * plan.global_batch + rank * share
     starts = range(first, first + share, layout.micro_batch)
-    return [data.samples(start, layout.micro_batch) for start in starts]
+    return [data.at(range(start, start + layout.micro_batch)) for start in starts]
 
 
 def as_images(strokes: NDArray[np.float64], image: int, channels: int) -> Tensor:

@@ -1,13 +1,19 @@
-"""Every touch of DeepSpeed that its documentation does not cover. Verified on 0.19.8.
-
-Call these before `deepspeed.init_distributed`.
-"""
+"""Every touch of DeepSpeed that its documentation does not cover. Verified on 0.19.8."""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dslaunch.runtime.meshes import Mpu
 
 
 def use_cpu_accelerator() -> None:
@@ -17,7 +23,7 @@ def use_cpu_accelerator() -> None:
 
 
 def leave_out_shared_memory_op() -> None:
-    """Let CPU ranks talk through gloo alone.
+    """Let CPU ranks talk through gloo alone. Call it before `deepspeed.init_distributed`.
 
     DeepSpeed compiles an operator for collectives in shared memory when it joins the process group
     (deepspeed/comm/torch.py, TorchBackend): minutes on a busy host, a lock file that blocks later jobs when
@@ -27,3 +33,74 @@ def leave_out_shared_memory_op() -> None:
     module: Any = sys.modules["deepspeed.comm.torch"]
     assert hasattr(module, "build_shm_op"), "this DeepSpeed builds its shared-memory operator elsewhere"
     module.build_shm_op = lambda: None
+
+
+@contextmanager
+def scope(mpu: Mpu) -> Iterator[None]:
+    """Let DeepSpeed see the groups of one engine.
+
+    Each `deepspeed.initialize` overwrites the module global `deepspeed.utils.groups.mpu`, which engines read
+    later too (deepspeed/utils/groups.py), and saving waits for the world (runtime/engine.py:save_checkpoint).
+    """
+    from deepspeed import comm
+    from deepspeed.utils import groups
+
+    before, barrier = groups.mpu, comm.barrier
+    groups.mpu = mpu
+    comm.barrier = functools.partial(barrier, group=mpu.mesh.stage)
+    try:
+        yield
+    finally:
+        groups.mpu, comm.barrier = before, barrier
+
+
+def squared_norm(engine: Any, mpu: Mpu) -> float:
+    """The squared 2-norm of the gradient of one engine's parameters, whole; infinite where it is not a number.
+
+    Every rank of the engine's stage calls it, when all gradients are reduced.
+    """
+    optimizer = engine.optimizer
+    match type(optimizer).__name__:
+        case "DeepSpeedZeroOptimizer":
+            norm = float(type(optimizer).scaled_global_norm(optimizer))
+        case "BF16_Optimizer":
+            norm = float(_bf16_norm(engine))
+        case _:
+            return _replicated_norm(engine, mpu)
+    return norm**2 if norm >= 0 else math.inf
+
+
+def take_norm(engine: Any, norm: float, clip: float) -> None:
+    """Let the next `engine.step` clip by `norm`, that of all components, instead of its own."""
+    optimizer = engine.optimizer
+    match type(optimizer).__name__:
+        case "DeepSpeedZeroOptimizer":
+            optimizer.scaled_global_norm = lambda norm_type=2: torch.tensor(norm, device=optimizer.device)
+        case "BF16_Optimizer":
+            module: Any = sys.modules[type(optimizer).__module__]
+            module.get_global_norm_of_tensors = lambda **_: torch.tensor(norm)
+        case _:
+            engine.clip_fp32_gradients = lambda: None
+            if clip and norm > clip:
+                for parameter in engine.module.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(clip / (norm + 1e-6))
+
+
+def _bf16_norm(engine: Any) -> Any:
+    from deepspeed.runtime.utils import get_global_norm_of_tensors
+
+    tensors, _ = engine.optimizer.get_grads_for_norm()
+    none = torch.zeros(1, device=engine.device)  # on a shard that counts nothing of its own
+    return get_global_norm_of_tensors(input_tensors=[none, *tensors], mpu=engine.optimizer.mpu, norm_type=2)
+
+
+def _replicated_norm(engine: Any, mpu: Mpu) -> float:
+    """Without ZeRO: gradients are whole on each replica; a cut parameter counts on each shard, others on one."""
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for parameter in engine.module.parameters():
+        counts = mpu.mesh.place.shard == 0 or getattr(parameter, "tensor_model_parallel", False)
+        if parameter.grad is not None and counts:
+            total += parameter.grad.double().square().sum()
+    dist.all_reduce(total, group=mpu.mesh.shards)
+    return float(total)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
-from dslaunch.runtime.data import Batch
+from dslaunch.runtime.data import Batch, Digits, micro_batches
 from dslaunch.runtime.deepspeed_internals import leave_out_shared_memory_op, use_cpu_accelerator
 from dslaunch.runtime.engines import StepResult
-from dslaunch.runtime.graph import Graph, parameter_groups
+from dslaunch.runtime.graph import build_model, parameter_groups
 from dslaunch.runtime.schedule import make_scheduler
 from dslaunch.runtime.world import World
 
@@ -22,15 +22,10 @@ from dslaunch.runtime.world import World
 class DeepSpeedEngine:
     """One deepspeed engine over the whole model; optimizer, precision and sharding come from its JSON."""
 
-    def __init__(self, model: Graph, plan: Plan, world: World, config: Path) -> None:
-        if world.device.type == "cpu":
-            use_cpu_accelerator()
-        import deepspeed
-
-        if world.device.type == "cpu":
-            leave_out_shared_memory_op()
-        deepspeed.init_distributed(dist_backend="gloo" if world.device.type == "cpu" else "nccl")
-        self.device = world.device
+    def __init__(self, plan: Plan, world: World, data: Digits, config: Path) -> None:
+        deepspeed = join_deepspeed(world)
+        model = build_model(plan)
+        self.plan, self.world, self.data = plan, world, data
         self.engine, *_ = deepspeed.initialize(
             model=model,
             model_parameters=parameter_groups(model, plan),
@@ -40,11 +35,12 @@ class DeepSpeedEngine:
         self.replicated = self.engine.zero_optimization_stage() == 0
         """At stage 0 gradients are whole on each rank, and DeepSpeed does not report their norm."""
 
-    def step(self, batches: list[Batch]) -> StepResult:
+    def step(self, number: int) -> StepResult:
+        batches = micro_batches(self.data, number, self.world.rank, self.plan)
         lr = float(self.engine.basic_optimizer.param_groups[0]["lr"])
         losses, norm = [], 0.0
         for batch in batches:
-            losses.append(self._backward(batch.to(self.device)))
+            losses.append(self._backward(batch.to(self.world.device)))
             if self.replicated and batch is batches[-1]:
                 norm = float(torch.nn.utils.get_total_norm(self._gradients()))
             self.engine.step()
@@ -65,6 +61,18 @@ class DeepSpeedEngine:
     def load(self, folder: Path) -> None:
         loaded, _ = self.engine.load_checkpoint(str(folder.parent), tag=folder.name)
         assert loaded, f"DeepSpeed found no checkpoint in {folder}"
+
+
+def join_deepspeed(world: World) -> Any:
+    """The module deepspeed, in the process group that this rank has joined."""
+    if world.device.type == "cpu":
+        use_cpu_accelerator()
+    import deepspeed
+
+    if world.device.type == "cpu":
+        leave_out_shared_memory_op()
+    deepspeed.init_distributed(dist_backend="gloo" if world.device.type == "cpu" else "nccl")
+    return deepspeed
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dslaunch.planfile import Plan
-from dslaunch.runtime.data import Batch
+from dslaunch.runtime.data import Batch, Digits, micro_batches
 from dslaunch.runtime.engines import StepResult
-from dslaunch.runtime.graph import Graph, parameter_groups
+from dslaunch.runtime.graph import Graph, build_model, parameter_groups
 from dslaunch.runtime.layers import Block
 from dslaunch.runtime.schedule import make_scheduler
 from dslaunch.runtime.world import World
@@ -29,8 +29,9 @@ from dslaunch.runtime.world import World
 class TorchEngine:
     """AdamW on fp32 weights; under bf16 the passes run in bf16 and gradients are reduced in fp32."""
 
-    def __init__(self, model: Graph, plan: Plan, world: World) -> None:
-        self.device = world.device
+    def __init__(self, plan: Plan, world: World, data: Digits) -> None:
+        self.plan, self.world, self.data = plan, world, data
+        model = build_model(plan)
         self.bf16 = plan.training.precision == "bf16"
         self.model = _wrapped(model.to(world.device), plan, world)
         self.max_norm = plan.training.clip or math.inf
@@ -39,7 +40,8 @@ class TorchEngine:
         )
         self.scheduler = make_scheduler(self.optimizer, plan.training)
 
-    def step(self, batches: list[Batch]) -> StepResult:
+    def step(self, number: int) -> StepResult:
+        batches = micro_batches(self.data, number, self.world.rank, self.plan)
         losses = [self._backward(batch, len(batches), batch is batches[-1]) for batch in batches]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -52,9 +54,9 @@ class TorchEngine:
     def _backward(self, batch: Batch, count: int, last: bool) -> Tensor:
         """DDP reduces with the last micro-batch; FSDP2 with each, so that its gradients stay sharded."""
         replica = self.model if isinstance(self.model, DistributedDataParallel) else None
-        batch = batch.to(self.device)
+        batch = batch.to(self.world.device)
         with replica.no_sync() if replica and not last else contextlib.nullcontext():
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16 and replica is not None):
+            with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16 and replica is not None):
                 loss = self.model(batch.images, batch.tokens, batch.labels)
             (loss / count).backward()
         return cast(Tensor, loss.detach().float())

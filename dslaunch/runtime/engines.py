@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -9,8 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dslaunch.planfile import Plan
-from dslaunch.runtime.data import Batch
-from dslaunch.runtime.graph import Graph
+from dslaunch.runtime.data import Digits
 from dslaunch.runtime.world import World
 
 
@@ -29,8 +29,8 @@ class StepResult:
 class Engine(Protocol):
     """A model under one strategy: replicated or sharded, with its optimizer and schedule."""
 
-    def step(self, batches: list[Batch]) -> StepResult:
-        """Accumulate the gradients of `batches` (this rank's micro-batches) and update the weights."""
+    def step(self, number: int) -> StepResult:
+        """Optimizer step `number` (from 0): gradients of its global batch, then new weights."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -42,12 +42,20 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(model: Graph, plan: Plan, world: World, folder: Path) -> Engine:
-    """`model` under the strategy of `plan`, whose rendered files stand in `folder`."""
+Enter = Callable[[str], None]
+"""Called with the name of each phase as it begins."""
+
+
+def make_engine(plan: Plan, world: World, data: Digits, folder: Path, enter: Enter) -> Engine:
+    """The model of `plan` under its strategy, whose rendered files stand in `folder`."""
+    if plan.engine.name == "native":
+        from dslaunch.runtime.engine_native import NativeEngine
+
+        return NativeEngine(plan, world, data, folder, enter=enter)
     if plan.engine.sharding == "zero":
         from dslaunch.runtime.engine_deepspeed import DeepSpeedEngine
 
-        return DeepSpeedEngine(model, plan, world, folder / "ds_config.json")
+        return DeepSpeedEngine(plan, world, data, folder / "ds_config.json")
     from dslaunch.runtime.engine_torch import TorchEngine
 
-    return TorchEngine(model, plan, world)
+    return TorchEngine(plan, world, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan
-from dslaunch.runtime.components import Decoder, ViT, build_component
+from dslaunch.runtime.components import Decoder, Piece, ViT, build_component, judged_in
 from dslaunch.runtime.supported import Spec, trunk_of
 
 TABLE_STD = 0.02
@@ -33,8 +34,8 @@ class Graph(nn.Module):
         """images [B, C, h, w], tokens and labels [B, T] -> the mean loss over labels that are not -100."""
         incoming = self._incoming(self.trunk)
         prefix = self._joined(incoming, images) if incoming else None
-        loss: Tensor = self.parts[self.trunk](prefix, tokens, labels)
-        return loss
+        total: Tensor = self.parts[self.trunk](prefix, tokens, labels)
+        return total / judged_in(labels).sum()
 
     def _incoming(self, name: str) -> list[dict[str, Any]]:
         return [edge for edge in self.edges if edge["to"] == name]
@@ -45,17 +46,21 @@ class Graph(nn.Module):
         return out
 
     def _joined(self, edges: list[dict[str, Any]], images: Tensor) -> Tensor:
-        outputs = [self._output(edge["from"], images) for edge in edges]
-        x = outputs[0]
-        for edge, other in zip(edges[1:], outputs[1:], strict=True):
-            match edge["join"]:
-                case "channel":
-                    x = torch.cat([x, other], dim=-1)
-                case "add":
-                    x = x + other
-                case "sequence":
-                    x = torch.cat([x, other], dim=1)
-        return x
+        return joined(edges, [self._output(edge["from"], images) for edge in edges])
+
+
+def joined(edges: list[dict[str, Any]], outputs: list[Tensor]) -> Tensor:
+    """What a component reads: the outputs that its edges bring, each edge by its own join."""
+    x = outputs[0]
+    for edge, other in zip(edges[1:], outputs[1:], strict=True):
+        match edge["join"]:
+            case "channel":
+                x = torch.cat([x, other], dim=-1)
+            case "add":
+                x = x + other
+            case "sequence":
+                x = torch.cat([x, other], dim=1)
+    return x
 
 
 def build_model(plan: Plan) -> Graph:
@@ -66,37 +71,54 @@ def build_model(plan: Plan) -> Graph:
     Raises:
         ConfigError: nothing trains, or one tower is read at several layers.
     """
-    specs: dict[str, Spec] = plan.model["components"]
-    edges: list[dict[str, Any]] = list(plan.model["edges"])
-    parts = {
-        name: build_component(spec, plan.components[name].recompute, _layer_read(name, edges))
-        for name, spec in specs.items()
-    }
-    for name, spec in specs.items():
-        if spec["train"] == "nothing":
-            parts[name].requires_grad_(False)
-    model = Graph(parts, edges, trunk_of(specs))
+    model = unset_model(plan)
     initialise(model, plan.training.seed)
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError("model.components: every component has `train: nothing`; let at least one train.")
     return model
 
 
-def initialise(model: nn.Module, seed: int) -> None:
-    """Matrices with variance 1 / inputs, tables with standard deviation 0.02, biases zero; norms stay one.
+def unset_model(plan: Plan) -> Graph:
+    """The modules of `plan`, without start values; on the device that torch makes tensors on."""
+    specs: dict[str, Spec] = plan.model["components"]
+    edges: list[dict[str, Any]] = list(plan.model["edges"])
+    parts = {name: build_piece(plan, name, None) for name in specs}
+    return Graph(parts, edges, trunk_of(specs))
 
-    The draws follow the order of the modules and the seed alone.
+
+def build_piece(plan: Plan, name: str, piece: Piece | None) -> nn.Module:
+    """What a rank holds of component `name` (None: all), without start values; frozen where it is."""
+    spec: Spec = plan.model["components"][name]
+    layer = _layer_read(name, list(plan.model["edges"]))
+    module = build_component(spec, plan.components[name].recompute, layer, piece)
+    if spec["train"] == "nothing":
+        module.requires_grad_(False)
+    return module
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """The start values of every parameter of `model`."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, value in start_values(model, seed):
+            parameters[name].copy_(value)
+
+
+def start_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """(name, value in fp32 on the host): matrices with variance 1 / inputs, tables with standard deviation 0.02,
+    biases zero; norms stay one, and are left out.
+
+    The draws follow the order of the modules and the seed alone. `model` may be on the meta device.
     """
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in model.modules():
-            matrix = isinstance(module, nn.Linear | nn.Conv2d)
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.ndim >= 2:
-                    std = parameter[0].numel() ** -0.5 if matrix else TABLE_STD
-                    parameter.normal_(0.0, std, generator=generator)
-                elif name == "bias":
-                    parameter.zero_()
+    for prefix, module in model.named_modules():
+        matrix = isinstance(module, nn.Linear | nn.Conv2d)
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if parameter.ndim >= 2:
+                std = parameter[0].numel() ** -0.5 if matrix else TABLE_STD
+                yield name, torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+            elif name.endswith("bias"):
+                yield name, torch.zeros(parameter.shape)
 
 
 def parameter_groups(model: Graph, plan: Plan) -> list[dict[str, Any]]:

@@ -9,6 +9,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dslaunch.runtime.tensor_parallel import ALONE, Shard, at_least_fp32, column, column_in_pieces, row
+
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary embedding, each [S, head_dim]."""
 
@@ -54,22 +56,23 @@ def rotation(length: int, head_dim: int, theta: float, like: Tensor) -> Rotation
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
     """`x` [B, heads, S, head_dim] turned by the angles of its positions."""
-    first, second = x.float().chunk(2, dim=-1)
-    turned = x.float() * by[0] + torch.cat([-second, first], dim=-1) * by[1]
+    wide = at_least_fp32(x)
+    first, second = wide.chunk(2, dim=-1)
+    turned = wide * by[0] + torch.cat([-second, first], dim=-1) * by[1]
     return turned.to(x.dtype)
 
 
 class Attention(nn.Module):
     """Grouped-query attention; kv_heads = heads is multi-head attention."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockShape, shard: Shard = ALONE) -> None:
         super().__init__()
         self.shape = shape
         width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.query = nn.Linear(shape.hidden, width, bias=shape.qkv_bias)
-        self.key = nn.Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
-        self.value = nn.Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
-        self.out = nn.Linear(width, shape.hidden, bias=shape.out_bias)
+        self.query = column(shape.hidden, width, shape.qkv_bias, shard)
+        self.key = column_in_pieces(shape.hidden, kv_width, shape.qkv_bias, shape.kv_heads, shard)
+        self.value = column_in_pieces(shape.hidden, kv_width, shape.qkv_bias, shape.kv_heads, shard)
+        self.out = row(width, shape.hidden, shape.out_bias, shard)
 
     def forward(self, x: Tensor, by: Rotation | None) -> Tensor:
         """[B, S, H] -> [B, S, H]; `by` turns queries and keys where positions are rotary."""
@@ -96,12 +99,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two matrices, or three where it is gated (SwiGLU, GeGLU: Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockShape, shard: Shard = ALONE) -> None:
         super().__init__()
         self.activation = F.silu if shape.silu else F.gelu
-        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.mlp_bias) if shape.gated else None
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=shape.mlp_bias)
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.mlp_bias)
+        self.gate = column(shape.hidden, shape.ffn, shape.mlp_bias, shard) if shape.gated else None
+        self.up = column(shape.hidden, shape.ffn, shape.mlp_bias, shard)
+        self.down = row(shape.ffn, shape.hidden, shape.mlp_bias, shard)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, H] -> [B, S, H]"""
@@ -125,14 +128,14 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)). FSDP2 shards and `full` recomputes by block."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockShape, shard: Shard = ALONE) -> None:
         super().__init__()
         self.recompute = shape.recompute
         self.norm1 = norm_of(shape.rmsnorm, shape.hidden, shape.norm_eps)
-        self.attention = Attention(shape)
+        self.attention = Attention(shape, shard)
         self.scale1 = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
         self.norm2 = norm_of(shape.rmsnorm, shape.hidden, shape.norm_eps)
-        self.feed_forward = FeedForward(shape)
+        self.feed_forward = FeedForward(shape, shard)
         self.scale2 = LayerScale(shape.hidden) if shape.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, by: Rotation | None = None) -> Tensor:

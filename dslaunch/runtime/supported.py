@@ -6,7 +6,8 @@ planner can describe is never trained as another one.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from dslaunch.errors import ConfigError, listed
 
@@ -59,6 +60,51 @@ def check_model(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> None:
         tokens = output_tokens(edge["from"], specs, edges)
         if edge["tokens"] != tokens:
             raise ConfigError(f"{_shown(edge)} says {edge['tokens']} tokens, but {edge['from']} gives {tokens}.")
+
+
+class Cut(Protocol):
+    """What a layout is asked for here; a plan's and a planner's both have it."""
+
+    @property
+    def tp(self) -> int: ...
+    @property
+    def pp(self) -> int: ...
+    @property
+    def zero(self) -> int: ...
+
+
+def cut_faults(specs: Mapping[str, Spec], layouts: Mapping[str, Cut], precision: str) -> list[str]:
+    """Why the runtime can't cut a model as `layouts` say, by component: a sentence each.
+
+    The model is one that `check_model` let pass.
+    """
+    found = []
+    for name, layout in layouts.items():
+        spec, key = specs[name], f"strategy.{name}"
+        found += [f"{key}.tp is {layout.tp}; {fault}" for fault in _shard_faults(spec, layout.tp)]
+        if layout.pp > 1 and spec["arch"] == "mlp":
+            found.append(f"{key}.pp is {layout.pp}; dslaunch.runtime does not cut an mlp into stages")
+        if layout.pp > 1 and spec.get("tied_embeddings"):
+            found.append(
+                f"{key}.pp is {layout.pp}; dslaunch.runtime keeps tied embeddings in one stage: pp 1, or "
+                f"model.components.{name}.tied_embeddings=false"
+            )
+        if layout.zero == 0 and precision != "fp32" and spec["train"] != "nothing":
+            found.append(f"{key}.zero is 0; in {precision} dslaunch.runtime takes 1 or 2")
+    return found
+
+
+def _shard_faults(spec: Spec, tp: int) -> list[str]:
+    """Sizes that `tp` shards do not divide."""
+    if spec["arch"] == "mlp":
+        cut = {f"dims[{number}]": spec["dims"][number] for number in range(1, len(spec["dims"]) - 1, 2)}
+    else:
+        cut = {key: spec[key] for key in ("heads", "ffn", "vocab") if key in spec}
+    found = [f"{key} {size} is not divisible by it" for key, size in cut.items() if size % tp]
+    heads = spec.get("kv_heads", tp)
+    if heads % tp and tp % heads:
+        found.append(f"kv_heads {heads} is neither divisible by it nor a divisor of it")
+    return found
 
 
 def trunk_of(specs: dict[str, Spec]) -> str:

@@ -42,6 +42,8 @@ class RunConfig(Part):
     module: str = ""
     """A Python module to run instead of a script."""
     script_args: Texts = ()
-    """Arguments of the script or module."""
+    """Arguments of the script or module. They may hold {plan}, {ds_config}, {run_dir}, {checkpoint_dir}, and what
+    the plan decides: {micro_batch}, {num_microbatches}, {global_batch}, {seq_len}, {steps}, {seed}, {clip}, {lr},
+    {weight_decay}, {warmup_steps}."""
     env: Annotated[dict[str, str], Field(default_factory=dict)]
     """Environment variables of every rank. Secrets do not belong here: name them in launcher.pass_env."""

@@ -6,18 +6,41 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dslaunch.schema.base import NonNegative, Part, Positive, Texts
+from dslaunch.schema.base import NonNegative, Part, Positive, PositiveFloat, Texts
 from dslaunch.schema.deepspeed import ActivationCheckpointing, Monitor
 from dslaunch.schema.slurm import Memory, Nodes, Options, Switches, TimeLimit, Word
 
 _WEEK_MINUTES = 7 * 24 * 60
 
 
+EngineName = Literal["deepspeed", "torch", "native", "megatron", "megatron_deepspeed", "megatron_mimo"]
+
+
 class Goal(Part):
     """What a plan has to reach."""
 
+    name: Literal["throughput", "fewest_gpus", "lowest_memory", "deadline", "cost"] = "throughput"
+    """What strategy=auto looks for: the shortest step; the smallest cluster that fits, or that meets a deadline;
+    the least GPU memory; the lowest price of a step."""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Share of the GPU's memory that a plan may use."""
+    engines: Annotated[tuple[EngineName, ...], Field(strict=False)] = ()
+    """Engines that a plan may use where engine is auto; empty: all."""
+    tokens: PositiveFloat | None = None
+    """Tokens of the whole training, for deadline and cost."""
+    days: PositiveFloat | None = None
+    """Days in which they are to be trained on."""
+
+    @model_validator(mode="after")
+    def _says_when(self) -> Goal:
+        missing = [key for key in ("tokens", "days") if getattr(self, key) is None]
+        if self.name == "deadline" and missing:
+            raise ValueError(f"goal is deadline, and {missing[0]} is missing: give goal.tokens and goal.days")
+        if len(missing) == 1:
+            raise ValueError(f"{missing[0]} is missing: goal.tokens and goal.days go together")
+        if not missing and self.name not in ("deadline", "cost"):
+            raise ValueError(f"tokens and days are read by goal=deadline and goal=cost; goal is {self.name}")
+        return self
 
 
 class Engine(Part):
@@ -28,12 +51,16 @@ class Engine(Part):
     ] = "auto"
     """auto: the first engine that can execute the layout."""
     version: str = ""
-    """Version of the framework that the files are for; the engine's newest where it is empty."""
+    """Version of the framework that the files are for, or its series (0.18: the newest of it); the engine's
+    default where it is empty."""
     path: str = ""
     """A checkout of Megatron-LM or Megatron-DeepSpeed, for the engines that run its pretrain script."""
     huggingface: bool = False
     """Hugging Face's Trainer reads the DeepSpeed JSON: what it fills in stands there as `auto`, and the arguments
     it needs for that in hf_args.json (engine deepspeed)."""
+    accelerate: bool = False
+    """The script makes accelerate's Accelerator, or is a Hugging Face Trainer: each rank gets what `accelerate
+    launch` would set from accelerate.yaml (engine torch)."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing()
     monitor: Monitor = Monitor()
     extra: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dslaunch.schema.base import NonNegative, Part, Positive
 
@@ -44,6 +44,21 @@ class Experts(Part):
     """First layers with an ordinary MLP of the component's `ffn`."""
     router_bias: bool = False
     """A bias per expert that balances the load without a gradient (DeepSeek-V3): a buffer, not a parameter."""
+    n_group: Positive = 1
+    """Groups that the experts stand in, as many in each."""
+    topk_group: Positive = 1
+    """Groups that a token's experts come from (DeepSeek-V3: 4 of 8)."""
+    routed_scaling_factor: Annotated[float, Field(gt=0)] = 1.0
+    """Factor on the routed experts' output (DeepSeek-V3: 2.5)."""
+
+    @model_validator(mode="after")
+    def _equal_groups(self) -> Experts:
+        if self.count % self.n_group or self.topk_group > self.n_group:
+            raise ValueError(
+                f"count {self.count} in n_group {self.n_group}, of which topk_group {self.topk_group}: give "
+                "groups of equal size, and a topk_group of n_group at most"
+            )
+        return self
 
 
 class LatentAttention(Part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -68,7 +69,7 @@ class Model(Part):
             _check_join(edge, self.components)
         return self
 
-    @property
+    @cached_property
     def trunk(self) -> str:
         """The component that the sequence runs through: the largest decoder, else the last one with layers."""
         decoders = [n for n, c in self.components.items() if isinstance(c, Decoder)]

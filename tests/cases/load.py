@@ -1,12 +1,14 @@
 """The rules' cases: tests/cases/RULE.yaml, a list of cases of that rule.
 
-A case holds `files` ({name: text}), what is known beside them (`version`, `world_size`, `tp`, `pp`,
-`huggingface`, or a `plan` of a few words), and `expect`: every finding, as rule and place. `real` says what
-DeepSpeedConfig does with it where that doesn't follow from the findings: `unjudged` is for what it can't see.
+A case holds `files` ({name: text}), what is known beside them (`version`, `megatron_version`, `world_size`,
+`nodes`, `ranks_per_node`, `tp`, `pp`, `huggingface`, or a `plan` of a few words), and `expect`: every finding, as
+rule and place. `real` says what DeepSpeed does with it where that doesn't follow from the findings: `unjudged` is
+for what it can't see, `config` for what its parser can see and an engine on one CPU can't.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,17 +43,21 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    return [case for path in sorted(FOLDER.glob("*.yaml")) for case in _read(path)]
+    return [case for path in sorted(FOLDER.glob("*.yaml")) for case in read_cases(path)]
 
 
-def _read(path: Path) -> list[Case]:
+def read_cases(path: Path) -> list[Case]:
+    """The cases of one file, of the rule that the file is called after."""
     return [_case(path.stem, raw) for raw in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
 
 def _case(rule: str, raw: dict[str, Any]) -> Case:
     settings = Settings(
         raw.get("version", NEWEST_DEEPSPEED),
+        megatron_version=raw.get("megatron_version", ""),
         world_size=raw.get("world_size", 8),
+        nodes=raw.get("nodes"),
+        ranks_per_node=raw.get("ranks_per_node"),
         tp=raw.get("tp"),
         pp=raw.get("pp"),
         huggingface=raw.get("huggingface", False),
@@ -61,7 +67,13 @@ def _case(rule: str, raw: dict[str, Any]) -> Case:
     return Case(rule, raw["name"], raw["files"], settings, plan, expect, raw.get("real", ""))
 
 
-def small_plan(engine: str, world_size: int, components: dict[str, dict[str, int]], nodes: int = 0) -> Plan:
+def small_plan(
+    engine: str,
+    world_size: int,
+    components: Mapping[str, Mapping[str, Any]],
+    nodes: int = 0,
+    model: dict[str, Any] | None = None,
+) -> Plan:
     """A plan of 8-GPU nodes; a component is its degrees, 1 (ZeRO: 0) where they aren't given."""
     cluster = ClusterPlan("A100-SXM4-80GB", "cuda", nodes or -(-world_size // 8), 8, local=False)
     training = TrainingPlan(
@@ -77,13 +89,20 @@ def small_plan(engine: str, world_size: int, components: dict[str, dict[str, int
             pass_env=(),
         ),
         files=FilesPlan(), components={name: _component(**degrees) for name, degrees in components.items()},
-        env_names=(), model={},
+        env_names=(), model=model or {},
     )  # fmt: skip
 
 
-def _component(tp: int = 1, pp: int = 1, dp: int = 1, zero: int = 0) -> ComponentPlan:
+def _component(
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    zero: int = 0,
+    recompute: str = "none",
+    layers_per_stage: Sequence[int] = (),
+) -> ComponentPlan:
     return ComponentPlan(
-        tp=tp, pp=pp, vpp=1, cp=1, ep=1, dp=dp, zero=zero, offload="none", recompute="none", micro_batch=1,
-        num_microbatches=1, rank_offset=0, params=0, trainable=0, lr=1e-4, weight_decay=0.1, layers_per_stage=(),
-        stages=(),
+        tp=tp, pp=pp, vpp=1, cp=1, ep=1, dp=dp, zero=zero, offload="none", recompute=recompute, micro_batch=1,
+        num_microbatches=1, rank_offset=0, params=0, trainable=0, lr=1e-4, weight_decay=0.1,
+        layers_per_stage=tuple(layers_per_stage), stages=(),
     )  # fmt: skip

@@ -50,7 +50,8 @@ CASES = {
         "engine.version=0.19.0", "engine.path=/opt/Megatron-LM", "data.path=/data/web_text",
         "data.tokenizer=/models/mixtral", "training.global_batch=512", "training.micro_batch=1",
         "strategy.llm.tp=4", "strategy.llm.pp=4", "strategy.llm.ep=4", "strategy.llm.zero=1",
-        "strategy.llm.recompute=none", "strategy.llm.offload=none",
+        "strategy.llm.recompute=none", "strategy.llm.offload=none", "strategy.llm.vpp=1", "strategy.llm.cp=1",
+        "strategy.llm.micro_batch=1",
     ],
     "llama3_8b_hsdp": ["recipe=llama3_8b", "cluster=64xH100", "strategy=hsdp", "script=train.py"],
 }  # fmt: skip

@@ -15,7 +15,11 @@ _PARTS = {
     "accelerate": ("module", "accelerate"),
     "peft": ("module", "peft"),
     "megatron": ("module", "megatron.core"),
+    "sarif": ("module", "pydantic_sarif"),
     "sklearn": ("module", "sklearn"),
+    "vl_convert": ("module", "vl_convert"),
+    "playwright": ("module", "playwright"),
+    "chromium": ("command", "chromium"),
     "slurm": ("command", "slurmctld"),
     "shellcheck": ("command", "shellcheck"),
 }

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT_S = 120.0
-_PRELOAD = [
+PRELOAD = [
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "dslaunch.runtime.engine_deepspeed",
+    "dslaunch.runtime.engine_native",
     "dslaunch.runtime.engine_torch",
     "dslaunch.runtime.program",
     "sklearn.datasets",
@@ -36,11 +37,11 @@ class Outcome:
     """What the ranks printed, rank by rank."""
 
 
-def run_ranks(plan_json: Path, world_size: int = 2) -> Outcome:
+def run_ranks(plan_json: Path, world_size: int = 2, limit_s: float = LIMIT_S) -> Outcome:
     """Run dslaunch.runtime on `plan_json` with `world_size` ranks of this host."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # read by deepspeed in the fork server, when it is imported there
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload(PRELOAD)
     port = free_port()
     logs = [plan_json.parent / f"rank{rank}.txt" for rank in range(world_size)]
     ranks = [
@@ -50,7 +51,7 @@ def run_ranks(plan_json: Path, world_size: int = 2) -> Outcome:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(LIMIT_S)
+        rank.join(limit_s)
         if rank.exitcode is None:
             rank.kill()
     return Outcome([rank.exitcode for rank in ranks], "".join(log.read_text() for log in logs))

@@ -1,10 +1,11 @@
 """Runs rendered DeepSpeed configurations through DeepSpeed itself, in one process that stands for rank 0 of many.
 
 python -m tests.real.rendered_deepspeed < JOBS: a JSON list of jobs, each {"config", "world", "dp", "initialize"},
-and where DeepSpeed makes the groups itself (AutoTP, Ulysses) "own_groups", and the "model" where it must be more
-than two layers (llama). Prints a JSON list: what DeepSpeed made of each, or its error. Torch's fake process group
-stands in for the other ranks (torch.testing._internal.distributed.fake_pg); each job has a process of its own,
-since DeepSpeed keeps its groups in globals.
+and where they differ "own_groups" (DeepSpeed makes the groups itself: AutoTP, Ulysses), "model" (llama: more than
+two layers) and "rates" (each layer is a parameter group with a learning rate of its own). Prints a JSON list: what
+DeepSpeed made of each, or its error. Torch's fake process group stands in for the other ranks
+(torch.testing._internal.distributed.fake_pg); each job has a process of its own, since DeepSpeed keeps its groups
+in globals.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ def judge(job: dict[str, Any]) -> dict[str, Any]:
     if job["initialize"]:
         model = tiny_llama() if job.get("model") == "llama" else two_layers()
         engine, optimizer, _, scheduler = deepspeed.initialize(
-            model=model, model_parameters=model.parameters(), config=job["config"], mpu=mesh
+            model=model, model_parameters=parameters(model, job.get("rates")), config=job["config"], mpu=mesh
         )
         found["optimizer"] = type(optimizer).__name__
         found["groups"] = [engine.mp_world_size, engine.dp_world_size, engine.sequence_parallel_size]
         found["elements"] = sum(parameter.numel() for parameter in engine.module.parameters())
         found["scheduler"] = type(scheduler).__name__
-        found["lrs"] = _learning_rates(scheduler, job["initialize"]) if scheduler else []
+        found["lrs"] = learning_rates(scheduler, job["initialize"]) if scheduler else []
     return found
 
 
@@ -95,10 +96,18 @@ def tiny_llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=8))
 
 
-def _learning_rates(scheduler: Any, steps: int) -> list[float]:
+def parameters(model: Any, rates: list[float] | None) -> Any:
+    """All of one group, or a group for each layer with a rate of its own."""
+    if not rates:
+        return model.parameters()
+    return [{"params": layer.parameters(), "lr": lr} for layer, lr in zip(model, rates, strict=True)]
+
+
+def learning_rates(scheduler: Any, steps: int) -> list[list[float]]:
+    """By step, the rate of each parameter group."""
     lrs = []
     for _ in range(steps):
-        lrs.append(scheduler.optimizer.param_groups[0]["lr"])
+        lrs.append([group["lr"] for group in scheduler.optimizer.param_groups])
         scheduler.step()
     return lrs
 

@@ -37,7 +37,14 @@ def core_config(flags: dict[str, Any]) -> Any:
     del known["attention_backend"]  # an enum, which the script's parser converts
     missing = set(RENAMED.values()) & fields.keys() - known.keys()
     assert not missing, missing
-    return kind(**known, add_bias_linear="--disable-bias-linear" not in flags, pipeline_dtype=torch.bfloat16)
+    # The script's default, which plain attention has a kernel for in Transformer Engine only, and so on no CPU.
+    fused = kind is MLATransformerConfig and "--no-rope-fusion" not in flags
+    return kind(
+        **known,
+        add_bias_linear="--disable-bias-linear" not in flags,
+        apply_rope_fusion=fused,
+        pipeline_dtype=torch.bfloat16,
+    )
 
 
 def _converted(name: str, value: Any) -> Any:

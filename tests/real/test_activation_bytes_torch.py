@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dslaunch.model.activations import Pass, layer_bytes
+from dslaunch.model.activations import layer_bytes
+from dslaunch.model.passes import Pass
 from dslaunch.model.tokens import Reads
 from dslaunch.schema.layer import CrossAttention, Experts
 from dslaunch.schema.model import Decoder, Mlp, Transformer, ViT

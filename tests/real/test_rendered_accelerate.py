@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,50 @@ def test_ddp_settings_are_the_arguments_of_ddp() -> None:
     arguments = {k: v for k, v in settings.items() if k not in ("sync_batchnorm", "comm_hook")}
     made = DistributedDataParallelKwargs(**arguments, comm_hook=DDPCommunicationHookType(settings["comm_hook"]))
     assert (made.bucket_cap_mb, made.static_graph, made.find_unused_parameters) == (50, True, False)
+
+
+def handed_on(case: str) -> dict[str, str]:
+    """What env.sh sets for each rank of an accelerate script, as a shell reads it."""
+    text = rendered(*LLAMA, *CASES[case], "engine.accelerate=true")["env.sh"]
+    words, plain = ["bash", "-c", f"{text}\nenv -0"], {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=plain)
+    pairs = [line.split("=", 1) for line in done.stdout.split("\0") if "=" in line]
+    return {name: value for name, value in pairs if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_"))}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_is_told_what_accelerates_own_launcher_would_tell_it(case: str, tmp_path: Path) -> None:
+    """Each variable but the accumulation, which `accelerate launch` leaves to the script."""
+    told, theirs = handed_on(case), environment(case, tmp_path)
+    assert told.pop("ACCELERATE_GRADIENT_ACCUMULATION_STEPS") == "2"
+    assert told == {name: theirs[name] for name in told}
+    switches = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG", "ACCELERATE_MIXED_PRECISION")
+    assert {name: told.get(name) for name in switches} == {name: theirs.get(name) for name in switches}
+
+
+@pytest.mark.parametrize("case", ["fsdp2", "hsdp_16", "ddp"])
+def test_a_script_of_accelerate_follows_the_plan(case: str) -> None:
+    """One CPU rank, on which an Accelerator never shards; so the plugin that it makes elsewhere is made beside it.
+
+    The mesh of 64 ranks is left out: it is held against the ranks that live.
+    """
+    told = {name: value for name, value in handed_on(case).items() if "PARALLELISM" not in name}
+    code = """
+import json, os
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+made, plugin = Accelerator(cpu=True), FullyShardedDataParallelPlugin()
+sharded = [plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing]
+print(json.dumps([made.mixed_precision, made.gradient_accumulation_steps, sharded]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **told},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    precision, steps, sharded = json.loads(done.stdout.splitlines()[-1])
+    assert (precision, steps) == ("bf16", 2)
+    if case != "ddp":
+        assert sharded == [2, True, case == "hsdp_16"]
 
 
 def test_accelerates_loader_can_refuse(tmp_path: Path) -> None:

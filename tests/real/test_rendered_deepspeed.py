@@ -25,7 +25,7 @@ def judged(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What DeepSpeed makes of the jobs, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.real.rendered_deepspeed"],
-        input=json.dumps(jobs), capture_output=True, text=True, timeout=300, check=False,
+        input=json.dumps(jobs), capture_output=True, text=True, timeout=900, check=False,
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -91,8 +91,8 @@ def test_what_is_refused_here_is_refused_by_deepspeed_too() -> None:
 def expected_lr(schedule: str, step: int, floor: float, warmup: int) -> float:
     """The rate of one optimizer step, with a peak of 1.
 
-    DeepSpeed counts the warm-up and the linear decay from the step before; a cosine without warm-up is held at
-    its peak for the shortest warm-up there is.
+    DeepSpeed counts the warm-up and the linear decay from the step before; a cosine without warm-up is held at its
+    peak for the shortest warm-up there is.
     """
     late, held = step - 1, warmup or 2
     if late < held:
@@ -104,17 +104,29 @@ def expected_lr(schedule: str, step: int, floor: float, warmup: int) -> float:
     return floor + (1 - floor) * (1 + math.cos(math.pi * (step - held) / (STEPS - held))) / 2
 
 
+def scheduled(schedule: str, floor: float, warmup: int, *words: str) -> str:
+    """ds_config.json with a peak of 1e-3."""
+    settings = {"lr": 1e-3, "min_lr": floor * 1e-3, "schedule": schedule, "warmup_steps": warmup}
+    words += tuple(f"training.optimizer.{key}={value}" for key, value in settings.items())
+    return rendered(*LLAMA, "strategy=zero2", f"training.steps={STEPS}", *words)["ds_config.json"]
+
+
 def test_a_script_gets_the_schedule_that_was_asked_for() -> None:
     schedules = [("cosine", 0.1, WARMUP), ("linear", 0.0, WARMUP), ("constant", 0.0, WARMUP), ("cosine", 0.1, 0)]
-    texts = []
-    for schedule, floor, warmup in schedules:
-        settings = {"lr": 1e-3, "min_lr": floor * 1e-3, "schedule": schedule, "warmup_steps": warmup}
-        words = [f"training.optimizer.{key}={value}" for key, value in settings.items()]
-        texts.append(rendered(*LLAMA, "strategy=zero2", f"training.steps={STEPS}", *words)["ds_config.json"])
-    results = judged([job(text, 64, initialize=STEPS) for text in texts])
+    results = judged([job(scheduled(*each), 64, initialize=STEPS) for each in schedules])
     for (schedule, floor, warmup), result in zip(schedules, results, strict=True):
         wanted = [1e-3 * expected_lr(schedule, step, floor, warmup) for step in range(STEPS)]
-        assert result["lrs"] == pytest.approx(wanted, abs=1e-9), (schedule, warmup)
+        assert [lr for (lr,) in result["lrs"]] == pytest.approx(wanted, abs=1e-9), (schedule, warmup)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_components_keep_rates_of_their_own(schedule: str) -> None:
+    """The script makes a group a component; none of the schedules levels their rates."""
+    text = scheduled(schedule, 0.0, WARMUP, "model.components.llm.lr=3e-4")
+    rates = [3e-4, 1e-3]
+    (result,) = judged([{**job(text, 64, initialize=STEPS), "rates": rates}])
+    for step, lrs in enumerate(result["lrs"]):
+        assert lrs == pytest.approx([lr * expected_lr(schedule, step, 0.0, WARMUP) for lr in rates], abs=1e-9)
 
 
 def test_deepspeeds_own_reader_takes_the_hostfile(tmp_path: Path) -> None:

@@ -10,12 +10,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dslaunch.engines.megatron_catalogue import megatron_catalogue, megatron_versions
+from dslaunch.planfile import Plan
+from dslaunch.render.megatron import megatron_flags
+from dslaunch.schema.config import RunConfig
 from tests.golden.cases import planned, rendered
 from tests.megatron_parser import parsed, parser
 from tests.real.parts import need
@@ -31,6 +36,7 @@ MIXTRAL = [*OTHER, "model=mixtral_8x7b", "training.seq_len=4096", "strategy.llm.
 QWEN3_MOE = [*OTHER, "model=qwen3_30b_a3b", "training.seq_len=4096", "strategy.llm.tp=2", "strategy.llm.pp=1"]
 DEEPSEEK = [
     *OTHER, "cluster=2048xH100", "model=deepseek_v3", "training.seq_len=4096", "strategy.llm.tp=1",
+    "strategy.llm.cp=1",
     "training.global_batch=15360", "strategy.llm.pp=16", "strategy.llm.ep=64", "strategy.llm.recompute=full",
     "strategy.llm.layers_per_stage=[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1]",
 ]  # fmt: skip
@@ -63,7 +69,10 @@ FIELDS = {
     "published": {"num_query_groups": 8, "kv_channels": 128, "ffn_hidden_size": 28672},
     "mixtral": {"num_moe_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 14336},
     "qwen3_moe": {"qk_layernorm": True, "expert_model_parallel_size": 8, "num_moe_experts": 128},
-    "deepseek": {"q_lora_rank": 1536, "v_head_dim": 128, "moe_layer_freq": [0] * 3 + [1] * 58},
+    "deepseek": {
+        "q_lora_rank": 1536, "v_head_dim": 128, "moe_layer_freq": [0] * 3 + [1] * 58,
+        "moe_router_topk_scaling_factor": 2.5, "moe_router_group_topk": 4, "moe_router_dtype": "fp32",
+    },
     "gpt3": {"gated_linear_unit": False, "add_bias_linear": True, "normalization": "LayerNorm"},
 }
 
@@ -71,6 +80,12 @@ FIELDS = {
 def flags(words: list[str], version: str = "0.16.0") -> dict[str, Any]:
     text = rendered(*words, f"engine.version={version}")["megatron_args.txt"]
     return parsed(text, megatron_catalogue(version))
+
+
+@cache
+def planned_once(name: str) -> tuple[Plan, RunConfig]:
+    plan, _, config = planned(*CASES[name])
+    return plan, config
 
 
 def judged(cases: dict[str, list[str]], version: str, path: str = "") -> dict[str, dict[str, Any]]:
@@ -104,9 +119,12 @@ def require_as_planned(cases: dict[str, list[str]], results: dict[str, dict[str,
 
 @pytest.mark.parametrize("version", megatron_versions())
 def test_every_version_takes_the_flags_and_their_values(version: str) -> None:
-    for name, words in CASES.items():
-        made = flags(words, version)
-        assert made["--num-layers"] == planned(*words)[2].model.components["llm"].layers, name  # type: ignore[union-attr]
+    for name in CASES:
+        plan, config = planned_once(name)
+        made = megatron_flags(replace(plan, engine=replace(plan.engine, version=version)), config)
+        text = "\n".join(" ".join((flag, *values)) for flag, values in made.items())
+        read = parsed(text, megatron_catalogue(version))
+        assert read["--num-layers"] == config.model.components["llm"].layers, name  # type: ignore[union-attr]
 
 
 def test_the_installed_core_cuts_model_and_ranks_as_planned() -> None:

@@ -81,7 +81,6 @@ def test_less_traffic_between_nodes_takes_less_time() -> None:
         ([*ZENFLOW, "strategy.every.offload=none"], "needs strategy.llm.offload=cpu"),
         ([*ZENFLOW, "strategy.zenflow.select_interval=2"], "less than update_interval 4"),
         (["strategy=super_offload", "strategy.every.zero=2"], "needs strategy.llm.zero=3"),
-        (["strategy=super_offload", "cluster=64xMI300X"], "NVIDIA GPUs alone"),
         (["strategy=autotp", "strategy.every.cp=2"], "set one of them to 1"),
         (["strategy=ulysses", "strategy.every.cp=64"], "32 / 64 = 0.5 is not whole"),
         (["strategy=ulysses", "training.seq_len=4100"], "4100 / 8 = 512.5 is not whole"),
@@ -193,6 +192,15 @@ def test_zenflow_and_super_offload() -> None:
     assert moved["offload_optimizer"] == {
         "device": "cpu", "pin_memory": True, "super_offload": True, "cpuadam_cores_perc": 0.5,
     }  # fmt: skip
+
+
+def test_super_offload_is_for_gpus_of_either_maker() -> None:
+    """PyTorch's device type is "cuda" on AMD's GPUs too, and that is what DeepSpeed asserts."""
+    words = ["strategy=super_offload", "engine=deepspeed"]
+    made = config(*words, "cluster=64xMI300X")
+    assert made["zero_optimization"]["offload_optimizer"]["super_offload"] is True
+    with pytest.raises(PlanError, match=r"runs on GPUs alone; the cluster has CPUs"):
+        planned("recipe=vla_tiny", "cluster=local", *words)
 
 
 def test_sections_on_request() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
 import pytest
 
 from dslaunch.errors import ConfigError
-from dslaunch.files.fileset import MAX_BYTES, File, read_fileset, read_paths
+from dslaunch.files.fileset import MAX_BYTES, MAX_FILES, File, FileSet, read_fileset, read_folder, read_paths
 from dslaunch.files.position import Position
 
 CONFIG = """\
@@ -67,9 +68,19 @@ def test_value_by_path() -> None:
         ("run", "#!/bin/bash\ntrue\n", "shell"),
         ("job.sbatch", "srun train\n", "shell"),
         ("env.sh", "export A=1\n", "env"),
-        (".deepspeed_env", "A=1\n", "env"),
+        (".deepspeed_env", "A=1\n", "deepspeed_env"),
         ("x", "A=1\nexport B='two words'\n", "env"),
-        ("x", "A=1 deepspeed train.py\n", "other"),
+        ("x", "A=1 deepspeed train.py\n", "shell"),
+        ("README.txt", "Run deepspeed with --help to see more.\n", "other"),
+        ("train.py", "x = 1\n", "python"),
+        ("x", "import torch\n", "python"),
+        ("a.yaml", "distributed_type: DEEPSPEED\nnum_processes: 8\n", "accelerate"),
+        ("a.yml", "output_dir: o\nlearning_rate: 1e-4\nper_device_train_batch_size: 2\n", "hf_arguments"),
+        ("a.yaml", "services: []\n", "yaml"),
+        ("a.json", '{"output_dir": "o", "learning_rate": 1, "bf16": true}', "hf_arguments"),
+        ("hf_args.json", '{"fp16": false}', "hf_arguments"),
+        ("a.json", '{"fp16": false}', "deepspeed_json"),
+        ("a.json", '{"bf16": {"enabled": true}, "optimizer": {}}', "deepspeed_json"),
         ("x", "", "other"),
     ],
 )
@@ -122,6 +133,48 @@ def test_syntax_error_stands_where_the_mistake_is(text: str, line: int, column: 
     assert words in problem.message
 
 
+YAML = """\
+distributed_type: DEEPSPEED
+deepspeed_config: &ds
+  zero_stage: 3
+  "zero3_init_flag": true
+num_processes: 16
+again: *ds
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "column"),
+    [
+        (("deepspeed_config", "zero_stage"), 3, 3),
+        (("deepspeed_config", "zero3_init_flag"), 4, 3),
+        (("num_processes",), 5, 1),
+        (("again", "zero_stage"), 3, 3),
+    ],
+)
+def test_positions_in_yaml(path: tuple[str, ...], line: int, column: int) -> None:
+    file = read("accelerate.yaml", YAML)
+    assert file.at(*path) == Position(line, column)
+    assert file.get("deepspeed_config", "zero_stage") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a: [1\nb: 2\n", 2, "no YAML"),
+        ("a: 1\nb: 2\na: 3\n", 3, "the key 'a' stands here again"),
+        ("a: &x [*x]\n", 1, "an alias inside its own anchor"),
+        ("a: " + "[" * 500, 1, "nested deeper"),
+        ("a: !!python/object/apply:os.system [ls]\n", 1, "no YAML"),
+        ("a: \0\n", 1, "no YAML"),
+    ],
+)
+def test_what_is_wrong_with_yaml(text: str, line: int, words: str) -> None:
+    file = read("a.yaml", text)
+    assert words in file.problems[0].message
+    assert file.problems[0].at.line == line
+
+
 def test_what_cannot_be_read_is_one_clear_message(tmp_path: Path) -> None:
     loop, fifo = tmp_path / "loop.json", tmp_path / "fifo"
     loop.symlink_to(loop)
@@ -155,12 +208,54 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("ds_config.json", '{"a": "' + "\\n" * 1_000_000),
         ("ds_config.json", '{"a": ' + "9" * 1_000_000),
         ("ds_config.json", "/*" * 1_000_000),
-        ("launch.sh", "#!/bin/sh\n" + "A=" * 1_000_000),
+        ("launch.sh", "#!/bin/sh\n" + "A=" * 400_000),
         ("accelerate.yaml", BOMB),
+        ("accelerate.yaml", "a: {" + "b: 1, " * 150_000),
+        ("a.yaml", "a: " + "- " * 450_000),
+        ("launch.sh", "#!/bin/sh\nA=x\n" + "A=$A$A\n" * 60),
+        ("launch.sh", "#!/bin/sh\nA='x x x x'\n" + 'A="$A $A"\n' * 60 + "python t.py $A\n"),
+        ("launch.sh", "#!/bin/sh\n" + "A=('" * 200_000),
+        ("launch.sh", "#!/bin/sh\n" + "$(" * 450_000),
+        ("launch.sh", "#!/bin/sh\n" + "if true; then\n" * 30_000),
+        ("launch.sh", "#!/bin/sh\npython t.py " + "--a 1 " * 50_000),
+        ("launch.sh", "#!/bin/sh\n" + "cat <<E\n" * 100_000),
+        ("train.py", "x = " + "(" * 500_000),
+        ("train.py", "x = " + "-" * 200_000 + "1"),
+        ("command", "python " * 140_000),
+        ("large.py", "x = 1\n" * 400_000),
     ],
-    ids=["hosts", "words", "escapes", "digits", "comments", "assignments", "yaml"],
+    ids=[
+        "hosts", "words", "escapes", "digits", "comments", "assignments", "yaml", "yaml-keys", "yaml-depth",
+        "doubling", "doubling-words", "arrays", "substitutions", "blocks", "arguments", "heredocs", "brackets",
+        "signs", "program", "statements",
+    ],
 )
 def test_hostile_text_is_read_in_bounded_time(name: str, text: str) -> None:
     started = time.process_time()
-    read(name, text)
+    file = read(name, text)
+    tuple(FileSet((file,)).launches())
     assert time.process_time() - started < 5
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert used < 2_000_000, "KiB: a text of 3 MB at most is read in less than 2 GiB"
+
+
+def test_a_folder_is_read_with_what_it_happens_to_hold(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"PK\0")
+    (tmp_path / "latin.sh").write_bytes(b"echo \xe9")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "hostfile").write_text("a slots=8\n", encoding="utf-8")
+    found = {file.name.rpartition("/")[2]: file for file in read_folder(tmp_path).files}
+    assert found["hostfile"].kind == "hostfile"
+    said = {name: file.problems[0].message for name, file in found.items() if file.problems}
+    expected = {
+        "fifo": "neither a file nor a folder", "latin.sh": "no UTF-8", "loop": "can't be read",
+        "model.pt": "binary",
+    }  # fmt: skip
+    assert said.keys() == expected.keys()
+    assert all(words in said[name] for name, words in expected.items()), said
+    for number in range(MAX_FILES):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(ConfigError, match="at most 500 are read"):
+        read_folder(tmp_path)

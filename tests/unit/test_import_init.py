@@ -147,7 +147,8 @@ def test_trainer(dslaunch: CommandLine, tmp_path: Path) -> None:
         "model": "vla_tiny", "cluster": "8xA100", "strategy": "zero3", "engine": "deepspeed",
     }  # fmt: skip
     assert given["--deepspeed"] == "{ds_config}"
-    assert (given["--per_device_train_batch_size"], given["--gradient_accumulation_steps"]) == ("2", "4")
+    assert given["--per_device_train_batch_size"] == "{micro_batch}"
+    assert given["--gradient_accumulation_steps"] == "{num_microbatches}"
     assert (given["--bf16"], given["--lr_scheduler_type"], said) == ("True", "constant", "")
 
 
@@ -163,7 +164,7 @@ def test_lerobot_like(dslaunch: CommandLine, tmp_path: Path) -> None:
     recipe, _ = made(dslaunch, tmp_path, LEROBOT_LIKE, *WORDS, "--", "--steps=100")
     assert groups(recipe)["engine"] == "torch"
     assert recipe["script_args"] == ["--steps=100"]
-    assert recipe["env"] == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    assert recipe["engine"] == {"accelerate": True}
 
 
 def test_openvla_like(dslaunch: CommandLine, tmp_path: Path) -> None:
@@ -172,12 +173,40 @@ def test_openvla_like(dslaunch: CommandLine, tmp_path: Path) -> None:
     )
     assert groups(recipe)["strategy"] == "ddp"
     assert arguments(recipe) == {
-        "--batch_size": "1",
-        "--grad_accumulation_steps": "8",
-        "--max_steps": "200",
-        "--learning_rate": "0.0005",
+        "--batch_size": "{micro_batch}",
+        "--grad_accumulation_steps": "{num_microbatches}",
+        "--max_steps": "{steps}",
+        "--learning_rate": "{lr}",
         "--run_root_dir": "{checkpoint_dir}",
     }
+
+
+@pytest.mark.parametrize(
+    ("more", "batch"),
+    [
+        ([], "--batch_size 1 --grad_accumulation_steps 8 --max_steps 1000 --learning_rate 0.0003"),
+        (
+            ["training.micro_batch=4", "training.steps=7", "training.optimizer.lr=5e-4"],
+            "--batch_size 4 --grad_accumulation_steps 2 --max_steps 7 --learning_rate 0.0005",
+        ),
+    ],
+)
+def test_arguments_follow_the_plan(
+    dslaunch: CommandLine, tmp_path: Path, more: list[str], batch: str
+) -> None:
+    """Words that change the plan after `init` reach the script without a change of the recipe's arguments."""
+    (tmp_path / "train.py").write_text(OPENVLA_LIKE)
+    site, out = tmp_path / "site", tmp_path / "out"
+    assert dslaunch("init", str(tmp_path / "train.py"), *WORDS, "-o", str(site)).status == 0
+    ran = dslaunch("render", "recipe=train", f"--config-dir={site}", "-o", str(out), *more)
+    assert ran.status == 0, ran.err
+    assert f"{batch} --run_root_dir" in (out / "rank.sh").read_text()
+
+
+def test_own_options_of_a_trainer_script(dslaunch: CommandLine, tmp_path: Path) -> None:
+    text = TRAINER.replace('    model_name_or_path: str = "x"', "    max_seq_length: int = 1")
+    recipe, _ = made(dslaunch, tmp_path, text)
+    assert arguments(recipe)["--max_seq_length"] == "{seq_len}"
 
 
 def test_deepspeed_loops(dslaunch: CommandLine, tmp_path: Path) -> None:

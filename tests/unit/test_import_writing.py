@@ -75,3 +75,9 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"new\.yaml: is there already"):
         refuse_existing(tmp_path, ["recipes/new.yaml"], force=False)
     refuse_existing(tmp_path, ["recipes/new.yaml"], force=True)
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipes" / "new.yaml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="a folder stands where the file belongs"):
+        refuse_existing(tmp_path, ["recipes/new.yaml"], force=True)

@@ -30,7 +30,7 @@ def _check(plan: Plan, folder: Path, launcher: str = "local") -> None:
     [
         (make_plan(script="missing.py"), "script: missing.py: there is no such file"),
         (make_plan(script="."), "it is a folder"),
-        (make_plan(script=""), "script: empty"),
+        (make_plan(script=""), "none is named"),
         (make_plan(script="", engine="megatron"), "engine.path: empty"),
         (make_plan(script="", engine="megatron", engine_path="x"), "there is no .*/x/pretrain_gpt.py"),
         (make_plan(python="python9"), "launcher.python: python9 is no program"),

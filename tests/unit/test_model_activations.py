@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.model.activations import Pass, layer_bytes, logits_bytes, working_set_bytes
+from dslaunch.hardware.software import Software
+from dslaunch.model.activations import layer_bytes, logits_bytes, working_set_bytes
+from dslaunch.model.passes import Pass
 from dslaunch.schema.model import Decoder, Mlp, ViT
 
 GIB = 2**30
@@ -23,23 +25,54 @@ GPT = Decoder(
 S, H = 2048, 12288
 STATISTICS = 4 * S * 96
 """Softmax statistics of GPT's 96 heads, fp32."""
+MEGATRON = Software("megatron")
+DROPOUT = Software("megatron", dropout=True)
+CLASSIC = Software("megatron", dropout=True, flash_attention=False)
+
+
+def run(tokens: int, tp: int = 1, sequence_parallel: bool = False, recompute: str = "none") -> Pass:
+    """One pass under Megatron's layers."""
+    return Pass(tokens, tp, sequence_parallel, recompute, software=MEGATRON)
 
 
 def test_six_llama_layers_take_the_published_memory() -> None:
     """6.284 GiB is published for the activations of 6 Llama-70B layers, 4096 tokens, one rank, bf16."""
-    counted = 6 * layer_bytes(LLAMA70B, Pass(4096, 1, False, "none"))
+    counted = 6 * layer_bytes(LLAMA70B, run(4096, 1, False, "none"))
     assert counted / GIB == pytest.approx(6.284, rel=1e-3)
 
 
-def test_classic_layer_is_the_published_34sbh_less_the_dropout_masks() -> None:
-    assert layer_bytes(GPT, Pass(S, 1, False, "none")) == (34 - 2) * S * H + STATISTICS
+def test_classic_layer_is_the_published_one() -> None:
+    """34 sbh + 5 a s^2 b, arXiv:2205.05198; a fused core has its statistics instead of the s^2 terms."""
+    assert layer_bytes(GPT, Pass(S, software=CLASSIC)) == 34 * S * H + 5 * 96 * S * S
+    assert layer_bytes(GPT, Pass(S, software=DROPOUT)) == 34 * S * H + STATISTICS
+    assert layer_bytes(GPT, run(S)) == (34 - 2) * S * H + STATISTICS
+
+
+def test_selective_recompute_leaves_34sbh() -> None:
+    assert layer_bytes(GPT, Pass(S, 8, True, "selective", software=CLASSIC)) == 34 * S * H / 8
+
+
+def test_several_samples_or_exchanged_heads_keep_the_cores_output_twice() -> None:
+    once = layer_bytes(LLAMA70B, run(S))
+    assert layer_bytes(LLAMA70B, Pass(S, software=MEGATRON, together=2)) - once == 2 * S * 8192
+    exchanged = Software("megatron", alltoall_context=True)
+    assert layer_bytes(LLAMA70B, Pass(S, software=exchanged, cp=2)) - once == 2 * S * 8192
+    assert layer_bytes(LLAMA70B, Pass(S, software=MEGATRON, cp=2)) == once
+
+
+def test_fp8_keeps_the_inputs_of_products_in_8_bits() -> None:
+    """Outputs of two norms and of the activation lose half; the projection has a copy of the core's
+    output."""
+    fp8 = Software("megatron", fp8="tensorwise")
+    saved = layer_bytes(LLAMA70B, run(S)) - layer_bytes(LLAMA70B, Pass(S, software=fp8))
+    assert saved == S * (2 * 8192 + 28672 - 8192)
 
 
 @pytest.mark.parametrize("tp", [2, 8])
 def test_tensor_parallel_classic_layer(tp: int) -> None:
     """sbh (10 + 24/t) without sequence parallelism, 34 sbh / t with it; less 2 sbh of masks, kept whole."""
-    assert layer_bytes(GPT, Pass(S, tp, False, "none")) == S * H * (10 - 2 + 24 / tp) + STATISTICS / tp
-    assert layer_bytes(GPT, Pass(S, tp, True, "none")) == (S * H * (34 - 2) + STATISTICS) / tp
+    assert layer_bytes(GPT, run(S, tp, False, "none")) == S * H * (10 - 2 + 24 / tp) + STATISTICS / tp
+    assert layer_bytes(GPT, run(S, tp, True, "none")) == (S * H * (34 - 2) + STATISTICS) / tp
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -47,30 +80,36 @@ def test_modern_layer_by_formula(sequence_parallel: bool) -> None:
     s, h, d, a, k, f, t = 4096, 8192, 128, 64, 8, 28672, 8
     outside = 4 * 2 * h / (t if sequence_parallel else 1)
     inside = (2 * d * (a + 2 * k) + 2 * a * d + 4 * a + 6 * f) / t
-    assert layer_bytes(LLAMA70B, Pass(s, t, sequence_parallel, "none")) == s * (outside + inside)
+    assert layer_bytes(LLAMA70B, run(s, t, sequence_parallel, "none")) == s * (outside + inside)
 
 
 def test_kv_heads_are_replicated_where_tp_is_larger() -> None:
     """At tp 16 a rank has half the queries of tp 8, and the same one kv head."""
-    at8, at16 = (layer_bytes(LLAMA70B, Pass(1, tp, False, "none")) for tp in (8, 16))
+    at8, at16 = (layer_bytes(LLAMA70B, run(1, tp, False, "none")) for tp in (8, 16))
     whole, kv_head = 4 * 2 * 8192, 2 * 2 * 128
     assert at16 - whole - kv_head == (at8 - whole - kv_head) / 2
 
 
 def test_selective_recompute_saves_the_softmax_statistics_alone() -> None:
-    kept = layer_bytes(GPT, Pass(S, 8, True, "none")) - layer_bytes(GPT, Pass(S, 8, True, "selective"))
+    kept = layer_bytes(GPT, run(S, 8, True, "none")) - layer_bytes(GPT, run(S, 8, True, "selective"))
     assert kept == STATISTICS / 8
 
 
 def test_full_recompute_keeps_the_input_and_brings_the_rest_back() -> None:
-    assert layer_bytes(GPT, Pass(S, 8, False, "full")) == 2 * S * H
-    assert layer_bytes(GPT, Pass(S, 8, True, "full")) == 2 * S * H / 8
-    both = layer_bytes(GPT, Pass(S, 8, True, "full")) + working_set_bytes(GPT, Pass(S, 8, True))
-    assert both == layer_bytes(GPT, Pass(S, 8, True, "none"))
+    assert layer_bytes(GPT, run(S, 8, False, "full")) == 2 * S * H
+    assert layer_bytes(GPT, run(S, 8, True, "full")) == 2 * S * H / 8
+    working = working_set_bytes(GPT, run(S, 8, True, "full")) - working_set_bytes(GPT, run(S, 8, True))
+    assert layer_bytes(GPT, run(S, 8, True, "full")) + working == layer_bytes(GPT, run(S, 8, True))
+
+
+def test_a_layers_backward_pass_takes_gradients_beside_what_is_kept() -> None:
+    """The output's gradient, in a half and whole, and the activation's output's: 2 (h/t + h (1 + 1/t) + h +
+    f/t)."""
+    assert working_set_bytes(GPT, run(S, 8, True)) == 2 * S * (H / 8 + H * (1 + 1 / 8) + H + 4 * H / 8)
 
 
 def test_fp32_doubles_all_but_the_statistics() -> None:
-    bf16, fp32 = (layer_bytes(GPT, Pass(S, 1, False, "none", width)) for width in (2, 4))
+    bf16, fp32 = (layer_bytes(GPT, Pass(S, width=width, software=MEGATRON)) for width in (2, 4))
     assert fp32 - STATISTICS == 2 * (bf16 - STATISTICS)
 
 
@@ -91,6 +130,16 @@ def test_projector_keeps_the_inputs_of_its_layers_and_gelus() -> None:
 
 
 def test_logits_by_the_published_formula() -> None:
-    """4sbh/t (1 + V/h), arXiv:2205.05198."""
-    assert logits_bytes(GPT, Pass(S, 8, True)) == pytest.approx(4 * S * H / 8 * (1 + 51200 / H))
-    assert logits_bytes(Mlp(arch="mlp", dims=(2, 2)), Pass(S, 1, False)) == 0
+    """4 sbh (1 + V/h), arXiv:2205.05198, and the logits in bf16 that become the softmax in fp32."""
+    tokens = 4 * S
+    published = 4 * tokens * H * (1 + 51200 / H)
+    assert logits_bytes(GPT, run(tokens)) == pytest.approx(published + 2 * tokens * 51200)
+    assert logits_bytes(Mlp(arch="mlp", dims=(2, 2)), run(S)) == 0
+
+
+def test_the_heads_product_counts_where_its_weight_is_larger_than_the_loss() -> None:
+    """Gradients of logits, input and weight: 2 (sV + sh + Vh) bytes; so it is with a loss that is one
+    kernel."""
+    assert logits_bytes(GPT, run(64)) == 2 * (64 * 51200 + 64 * H + 51200 * H)
+    fused = Software("megatron", loss="fused")
+    assert logits_bytes(GPT, Pass(S, software=fused)) == 2 * (S * 51200 + S * H + 51200 * H)

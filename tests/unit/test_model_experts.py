@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.model.activations import IMBALANCE, Pass, layer_bytes
+from dslaunch.model.activations import layer_bytes
 from dslaunch.model.flops import flops, layer_flops
+from dslaunch.model.fused import IMBALANCE
 from dslaunch.model.params import active, counts, params, params_on_rank
+from dslaunch.model.passes import Pass
 from dslaunch.schema.layer import Experts, LatentAttention
 from dslaunch.schema.model import Decoder
 

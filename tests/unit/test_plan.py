@@ -60,7 +60,9 @@ def test_the_64_gpu_plan_in_full(dslaunch: CommandLine) -> None:
     for key in ("overhead_gib", "worst", "peak_memory_gib", "gpu_memory_gib", "host_memory_gib", "step_time_s",
                 "tokens_per_s", "mfu", "hfu", "engines", "findings"):  # fmt: skip
         assert key in plan
-    assert plan["band"] == "band: none yet"
+    assert plan["memory_band"]["low"] <= 1 <= plan["memory_band"]["high"]
+    assert plan["allocated_gib"] < plan["reserved_gib"] < plan["nvidia_smi_gib"] < plan["gpu_memory_gib"]
+    assert plan["band"].startswith("band: memory ")
 
 
 def test_the_peak_is_the_worst_ranks_sum(dslaunch: CommandLine) -> None:
@@ -112,7 +114,10 @@ def test_static_bytes_per_parameter(dslaunch: CommandLine, strategy: str, per_pa
 def test_activations_in_flight_fall_along_the_pipeline(dslaunch: CommandLine) -> None:
     plan = planned(dslaunch, "recipe=vla70b cluster=64xA100")
     kept = [s["memory_gib"]["activations"] for s in plan["components"]["llm"]["stages"]]
-    assert [gib / kept[3] for gib in kept] == pytest.approx([4, 3, 2, 1])
+    one = kept[0] - kept[1]
+    assert one > 0
+    assert kept[1] - kept[2] == pytest.approx(one), "a micro-batch fewer on each stage"
+    assert kept[2] > kept[3]
 
 
 def test_sixteen_gpus_do_not_fit_and_the_plan_says_what_would(dslaunch: CommandLine) -> None:
@@ -147,10 +152,8 @@ def test_auto_is_at_least_as_fast_as_the_pinned_layout_and_keeps_what_is_pinned(
 
 def test_auto_finds_a_layout_for_sizes_that_the_recipe_does_not_pin(dslaunch: CommandLine) -> None:
     plan = planned(dslaunch, "recipe=vla70b cluster=128xA100 strategy=auto")
-    assert (
-        plan["components"]["llm"]["dp"] * plan["components"]["llm"]["tp"] * plan["components"]["llm"]["pp"]
-        == 128
-    )
+    stages = [stage for component in plan["components"].values() for stage in component["stages"]]
+    assert {rank for stage in stages for rank in stage["ranks"]} == set(range(128))
 
 
 def test_auto_says_why_nothing_fits(dslaunch: CommandLine) -> None:
@@ -212,5 +215,5 @@ def test_the_page_names_what_decides(dslaunch: CommandLine) -> None:
     assert "512 samples a step" in page
     assert "fullest GPU: rank 0" in page
     assert "of 76.0 GiB" in page
-    assert "band: none yet" in page
+    assert "published runs" in page
     assert "\x1b" not in page

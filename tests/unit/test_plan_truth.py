@@ -115,7 +115,7 @@ def test_a_model_of_which_nothing_trains_is_refused(dslaunch: CommandLine) -> No
 
 def test_the_memory_limit_binds_below_the_gpus_memory(dslaunch: CommandLine) -> None:
     fits = planned(dslaunch, VLA)
-    share = (fits["peak_memory_gib"] - 0.5) / fits["gpu_memory_gib"]
+    share = (fits["peak_memory_gib"] * fits["memory_band"]["low"] - 0.5) / fits["gpu_memory_gib"]
     ran = dslaunch(f"{VLA} goal.memory_fraction={share:.4f} --json")
     (finding,) = [f for f in ran.json["findings"] if f["rule"] == "memory.gpu"]
     assert (ran.status, finding["severity"]) == (3, "error")
@@ -168,7 +168,7 @@ def test_a_quotient_that_would_look_whole_is_left_out(dslaunch: CommandLine) -> 
 
 
 def test_auto_says_what_other_than_memory_refuses(dslaunch: CommandLine) -> None:
-    err = refused(dslaunch, f"{VLA} strategy=auto training.global_batch=100")
+    err = refused(dslaunch, f"{VLA} strategy=auto strategy.sharding=fsdp2 training.global_batch=100")
     assert "100 / (micro_batch 1 x dp 64" in err
     assert "training.global_batch=64 or 128" in err
     assert "more GPUs" not in err

@@ -24,6 +24,8 @@ VARIANTS = [name for name, tree in TREES.items() if tree["defaults"][0] in RECIP
 """Recipes that change another one."""
 ADAPTERS = [name for name in RECIPES if name.endswith(("_lora", "_qlora"))]
 SIZES = [(name, size) for name, tree in TREES.items() for size in tree.get("layouts", {})]
+FILE = re.compile(r"[\w-]+/[\w.-]+:[\w./-]+\.(?:py|sh|ya?ml|mdx?)@[\w.-]+")
+"""A file of a repository, with the version that was read."""
 TOO_LARGE = {("vla70b", 16)}
 """Published layouts that do not fit by the ledger, which says so."""
 TOKENS = {
@@ -37,6 +39,11 @@ TRAINED = {
     "gpt3_175b_lora": 37_748_736,  # arXiv:2106.09685 table 4: 37.7M
 }
 """Parameters that train, as published."""
+ONE_EPOCH = [
+    *("llama3_8b_sft", "llama3_8b_lora", "llama3_8b_qlora"),
+    *("llama3_70b_sft", "llama3_70b_lora", "llama3_405b_qlora"),
+]
+"""Recipes that follow torchtune, which trains for one epoch of alpaca-cleaned."""
 
 
 @cache
@@ -52,12 +59,23 @@ def test_recipe_is_named_after_its_file_and_described(recipe: str, dslaunch: Com
     assert len(line.split()) > 3
 
 
+def header(recipe: str) -> str:
+    """The comment that a recipe starts with, as one line."""
+    return TEXTS[recipe].split("defaults:")[0].replace("\n# ", " ")
+
+
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - OWN))
 def test_header_says_where_the_settings_were_published(recipe: str) -> None:
     """In a paper, or in a file of a repository, or as another recipe has them."""
-    header = TEXTS[recipe].split("defaults:")[0].replace("\n# ", " ")
-    published = re.search(r"arXiv:\d{4}\.\d{5}|\b[\w-]+/[\w.-]+ [\w./-]+ ?[\w./-]*\.(py|sh|yaml|md)\b", header)
-    assert published or (recipe in VARIANTS and any(f"recipe {other}" in header for other in RECIPES))
+    published = re.search(r"arXiv:\d{4}\.\d{5}", header(recipe)) or FILE.search(header(recipe))
+    assert published or (recipe in VARIANTS and any(f"recipe {other}" in header(recipe) for other in RECIPES))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_file_is_cited_with_repository_and_version(recipe: str) -> None:
+    words = [word.strip("(),;.") for word in header(recipe).split()]
+    files = [word for word in words if "=" not in word and re.search(r"\.(py|sh|ya?ml|mdx?)\b", word)]
+    assert [word for word in files if not FILE.fullmatch(word)] == []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -100,6 +118,12 @@ def test_adapters_are_a_small_share_of_the_language_model(recipe: str) -> None:
 def test_a_step_takes_the_published_number_of_tokens(recipe: str, tokens: float) -> None:
     training = plan_of(recipe)[0].training
     assert training.global_batch * training.seq_len == pytest.approx(tokens, rel=0.02)
+
+
+@pytest.mark.parametrize("recipe", ONE_EPOCH)
+def test_steps_are_one_epoch(recipe: str) -> None:
+    training = plan_of(recipe)[0].training
+    assert training.steps == 51_760 // training.global_batch
 
 
 @pytest.mark.parametrize(("recipe", "trained"), TRAINED.items())

@@ -62,7 +62,7 @@ def test_the_runtime_brings_its_own_schedule_and_a_script_gets_one() -> None:
     [
         (["schedule=constant", "warmup_steps=0"], None),
         (["schedule=constant", "warmup_steps=10"], "WarmupLR"),
-        (["schedule=linear", "warmup_steps=10"], "WarmupDecayLR"),
+        (["schedule=linear", "warmup_steps=10", "min_lr=0"], "WarmupDecayLR"),
         (["schedule=cosine", "warmup_steps=0"], "WarmupCosineLR"),
     ],
 )
@@ -75,6 +75,7 @@ def test_schedule(words: list[str], expected: str | None) -> None:
     ("words", "message"),
     [
         (["schedule=cosine", "warmup_steps=1"], "less than 2 steps"),
+        (["schedule=constant", "warmup_steps=1"], "less than 2 steps"),
         (["schedule=linear", "warmup_steps=0"], "less than 2 steps"),
         (["schedule=linear", "warmup_steps=10", "min_lr=1e-6"], "ends at 0"),
     ],
@@ -82,6 +83,31 @@ def test_schedule(words: list[str], expected: str | None) -> None:
 def test_a_schedule_that_deepspeed_cannot_follow_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(*LLAMA, "strategy=zero2", *[f"training.optimizer.{word}" for word in words])
+
+
+OWN_RATE = ["strategy=zero2", "training.optimizer={lr: 3e-5, min_lr: 0, schedule: constant}"]
+OWN_RATE.append("model.components.llm.lr=1e-4")
+
+
+def test_a_component_with_a_rate_of_its_own_leaves_the_peak_to_the_groups() -> None:
+    params = config(*LLAMA, *OWN_RATE, "training.optimizer.warmup_steps=10")["scheduler"]["params"]
+    assert params["warmup_max_lr"] is None
+    same = config(*LLAMA, *OWN_RATE, "training.optimizer.warmup_steps=10", "model.components.llm.lr=3e-5")
+    assert same["scheduler"]["params"]["warmup_max_lr"] == 3e-5
+
+
+def test_a_schedule_that_would_level_the_rates_is_refused() -> None:
+    words = [*OWN_RATE, "training.optimizer.warmup_steps=10"]
+    with pytest.raises(ConfigError, match=r"Set engine.version=0.19.4 or newer, .*schedule=cosine"):
+        config(*LLAMA, *words, "engine.version=0.19.3")
+    config(*LLAMA, *words, "engine.version=0.19.3", "training.optimizer.schedule=cosine")
+
+
+def test_an_engine_of_its_own_has_a_schedule_from_its_own_rate() -> None:
+    words = ["recipe=vla70b", "cluster=64xA100", "script=t.py", "training.optimizer.schedule=constant"]
+    words += ["training.optimizer.warmup_steps=10", "model.components.projector.lr=1e-3"]
+    params = config(*words, name="ds_config.projector.json")["scheduler"]["params"]
+    assert params["warmup_max_lr"] == 1e-3
 
 
 def test_a_bucket_is_no_larger_than_the_gradients() -> None:

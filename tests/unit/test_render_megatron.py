@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dslaunch.errors import ConfigError, PlanError
-from tests.golden.cases import rendered
+from tests.golden.cases import planned, rendered
 
 LLAMA = ["recipe=llama3_70b", "cluster=64xA100", "engine=megatron", "data.tokenizer=/tok"]
 DATA = "data.path=/data/web_text"
@@ -79,7 +79,7 @@ def test_random_tokens_on_request() -> None:
         (["model.components.llm.rope_theta=10000.5"], "--rotary-base"),
         (["model.components.llm.mlp_bias=true"], "bias on all linear layers"),
         (["launcher.timeout_minutes=2.5"], "whole minutes"),
-        (["training.optimizer.warmup_steps=100000"], "a step after the warm-up"),
+        (["training.optimizer.warmup_steps=1200000"], "a step after the warm-up"),
         (["data.tokenizer=a\nb"], "one line of text"),
     ],
 )
@@ -109,13 +109,16 @@ def test_a_mixture_of_experts() -> None:
         "--moe-router-load-balancing-type": ["aux_loss"], "--moe-aux-loss-coeff": ["0.01"],
     }  # fmt: skip
     assert {flag: made.get(flag) for flag in expected} == expected
-    assert not {"--moe-layer-freq", "--moe-shared-expert-intermediate-size"} & made.keys()
+    lacking = {"--moe-layer-freq", "--moe-shared-expert-intermediate-size", "--moe-router-num-groups"}
+    assert not {*lacking, "--moe-router-topk-scaling-factor", "--no-rope-fusion"} & made.keys()
+    assert made["--attention-backend"] == ["flash"]
     assert moe_flags("engine.extra.moe-aux-loss-coeff=0.02")["--moe-aux-loss-coeff"] == ["0.02"]
 
 
 def test_deepseeks_router_and_latent_attention() -> None:
     words = [
         "model=deepseek_v3", "cluster=2048xH100", "training.global_batch=15360", "strategy.llm.tp=1",
+        "strategy.llm.cp=1",
         "strategy.llm.pp=16", "strategy.llm.ep=64", "strategy.llm.recompute=full",
         "strategy.llm.layers_per_stage=[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1]",
     ]  # fmt: skip
@@ -124,7 +127,9 @@ def test_deepseeks_router_and_latent_attention() -> None:
         "--moe-layer-freq": ["([0]*3+[1]*58)"], "--moe-shared-expert-intermediate-size": ["2048"],
         "--moe-router-enable-expert-bias": [], "--moe-router-score-function": ["sigmoid"],
         "--multi-latent-attention": [], "--q-lora-rank": ["1536"], "--qk-head-dim": ["128"], "--qk-layernorm": [],
-        "--rope-type": ["rope"], "--mtp-num-layers": ["1"],
+        "--rope-type": ["rope"], "--mtp-num-layers": ["1"], "--moe-router-num-groups": ["8"],
+        "--moe-router-group-topk": ["4"], "--moe-router-topk-scaling-factor": ["2.5"],
+        "--moe-router-dtype": ["fp32"], "--no-rope-fusion": [], "--attention-backend": ["auto"],
     }  # fmt: skip
     assert {flag: made.get(flag) for flag in expected} == expected
     assert not {"--num-query-groups", "--kv-channels"} & made.keys()
@@ -143,11 +148,13 @@ def test_deepseeks_router_and_latent_attention() -> None:
             ],
             "core 0.14.0 and newer do",
         ),
+        (["training.sequence_parallel=false"], "only beside sequence parallelism"),
+        (["strategy.llm.ep=8"], "dp 4 x cp 1 = 4 ranks, and 4 / 8 = 0.5"),
     ],
 )  # fmt: skip
 def test_what_megatrons_own_validation_would_stop_at(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        moe_flags(*words)
+    with pytest.raises((ConfigError, PlanError)) as caught:
+        moe_flags("strategy=zero1", *words)
     assert message in str(caught.value)
 
 
@@ -183,8 +190,8 @@ def test_fp8_where_the_gpu_has_it() -> None:
     ("version", "words", "message"),
     [
         ("0.12.0", ["strategy.llm.layers_per_stage=[19,20,22,19]"], "layers_per_stage: Megatron-LM core 0.12.0"),
-        ("0.12.0", ["strategy.llm.layers_per_stage=[19,20,22,19]"], "have it: 0.14.0 to 0.19.0"),
-        ("0.14.0", ["model.components.llm.window.tokens=4096"], "have it: 0.16.0 to 0.19.0"),
+        ("0.12.0", ["strategy.llm.layers_per_stage=[19,20,22,19]"], "have it: 0.13.0 to 0.19.0"),
+        ("0.14.0", ["model.components.llm.window.tokens=4096"], "have it: 0.15.0 to 0.19.0"),
         ("0.14.0", ["model.components.llm.kv_heads=4"], "core 0.16.0 and newer can"),
         ("0.16.0", ["engine.extra.moe-paged-stash=true"], "have it: 0.18.0 to 0.19.0"),
         ("0.16.0", ["model.components.llm.post_norms=true"], "post_norms"),
@@ -193,21 +200,47 @@ def test_fp8_where_the_gpu_has_it() -> None:
 def test_what_a_version_lacks_is_refused_and_others_are_named(
     version: str, words: list[str], message: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((ConfigError, PlanError)) as caught:
         flags(DATA, *words, f"engine.version={version}")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("typed", "rendered_for"), [("0.16", "0.16.1"), ("0.15", "0.15.3"), ("0.17.0", "0.17.0")])
+def test_a_series_is_its_newest_release(typed: str, rendered_for: str) -> None:
+    plan, _, _ = planned(*LLAMA, DATA, f"engine.version={typed}")
+    assert plan.engine.version == rendered_for
+
+
+def test_a_release_has_what_its_own_parser_has() -> None:
+    """Arguments that came with a patch release, and a signal, which the parser takes by name."""
+    later = "engine.extra.verify-integrity=true"
+    assert flags(DATA, later, "engine.version=0.17.1")["--verify-integrity"] == []
+    with pytest.raises(ConfigError, match=r"have it: 0\.17\.1 to"):
+        flags(DATA, later, "engine.version=0.17.0")
+    assert flags(DATA, "engine.extra.exit-signal=SIGUSR1")["--exit-signal"] == ["SIGUSR1"]
+    with pytest.raises(ConfigError, match="exit-signal"):
+        flags(DATA, "engine.extra.exit-signal=10")
+
+
+def test_the_loader_makes_no_mask_that_kernels_do_not_read() -> None:
+    assert flags(DATA)["--no-create-attention-mask-in-dataloader"] == []
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("rotary-base=10000", "rope_theta"), ("kv-channels=64", "head_dim"), ("swiglu=true", "gated_mlp"),
+        ("adam-beta2=0.9", "betas"), ("expert-tensor-parallel-size=1", "strategy.COMPONENT."),
+    ],
+)  # fmt: skip
+def test_extra_flags_do_not_make_another_model_than_the_plans(word: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        flags(DATA, f"engine.extra.{word}")
 
 
 def test_an_unknown_version_lists_the_known_ones() -> None:
     with pytest.raises(PlanError, match=r"version is 0\.3\.0; megatron is rendered for 0\.16\.0, 0\.19\.0"):
         flags(DATA, "engine.version=0.3.0")
-
-
-def test_experts_that_the_replicas_cannot_share_out() -> None:
-    with pytest.raises(PlanError, match=r"dp 4 x cp 1 = 4 ranks, and 4 / 8 = 0\.5"):
-        moe_flags("strategy.llm.ep=8")
-    with pytest.raises(ConfigError, match=r"sequence_parallel is false.*experts"):
-        moe_flags("training.sequence_parallel=false")
 
 
 def test_one_connection_before_blackwell_only() -> None:

@@ -32,6 +32,17 @@ def test_each_grid_has_its_flags_and_the_stock_sizes_stay_1() -> None:
     assert not stock & made.keys()
 
 
+def test_the_shipped_recipe_has_the_grids_of_megatrons_example() -> None:
+    text = rendered("recipe=llava_1_5_7b", "data.path=/d", "data.tokenizer=/t")["megatron_args.txt"]
+    made = parsed(text, megatron_mimo_catalogue("0.19.0"))
+    expected = {
+        "--encoder-tp": 2, "--encoder-dp": 2, "--llm-offset": 4, "--llm-tp": 2, "--llm-pp": 1, "--llm-dp": 2,
+        "--image-seq-length": 576, "--freeze-vit": True, "--global-batch-size": 128,
+    }  # fmt: skip
+    assert {flag: made.get(flag) for flag in expected} == expected
+    assert "--freeze-projection" not in made
+
+
 def test_what_is_frozen() -> None:
     assert not {"--freeze-vit", "--freeze-projection", "--freeze-lm"} & flags().keys()
     made = flags("model.components.vision_encoder.train=nothing")

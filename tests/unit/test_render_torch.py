@@ -22,14 +22,15 @@ def test_what_the_script_hands_to_pytorch() -> None:
     assert settings["mesh"] == {"dp_replicate": 1, "dp_shard": 64}
     assert settings["batch"] == {"global_batch": 128, "micro_batch": 1, "num_microbatches": 2}
     assert "ddp" not in settings
-    assert (settings["adamw"]["lr"], settings["clip"]) == (3e-5, 1.0)
+    assert (settings["adamw"]["lr"], settings["clip"]) == (3e-4, 1.0)
     assert yaml.safe_load(files["accelerate.yaml"])["fsdp_config"]["fsdp_version"] == 2
 
 
 def test_the_rendered_folder_passes_its_own_check(dslaunch: CommandLine, tmp_path: Path) -> None:
     folder = str(tmp_path / "out")
     assert dslaunch("render", *LLAMA, "strategy=hsdp", "-o", folder).status == 0
-    assert json.loads(dslaunch("check", folder, "--json").out)["findings"] == []
+    findings = json.loads(dslaunch("check", folder, "--json").out)["findings"]
+    assert {finding["severity"] for finding in findings} <= {"info"}
 
 
 def test_ddp_has_its_settings_and_no_mesh() -> None:

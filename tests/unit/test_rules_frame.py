@@ -69,6 +69,7 @@ def test_text_names_place_rule_and_fix() -> None:
     assert lines[0].endswith("[key.range]")
     assert lines[1] == "    fix: Write 0 | 1 | 2 | 3."
     assert lines[-1] == "findings: 2 error, 1 wrong, 1 deprecated"
+    assert lines[2].startswith("    why: Verified on DeepSpeed 0.19.8 only. Source: deepspeedai/DeepSpeed:")
     assert format_text(()) == "no findings\n"
 
 
@@ -83,7 +84,7 @@ def test_rendered_files_are_checked_against_their_plan() -> None:
     text = '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}'
     (finding,) = check_rendered(plan, {"ds_config.json": text})
     assert (finding.rule, finding.where) == ("batch.triangle", "ds_config.json:1:2")
-    assert of_plan(plan) == Settings("0.19.8", world_size=16, huggingface=False)
+    assert of_plan(plan) == Settings("0.19.8", world_size=16, nodes=2, ranks_per_node=8, huggingface=False)
 
 
 def test_paths_are_named_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

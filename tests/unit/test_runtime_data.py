@@ -59,12 +59,12 @@ def test_an_epoch_reads_each_image_once_and_the_next_in_another_order(digits: Di
 
 
 def test_another_seed_is_another_order() -> None:
-    one, other = (Digits(8, 1, 12, VOCAB, seed).samples(0, 8).tokens for seed in (1, 2))
+    one, other = (Digits(8, 1, 12, VOCAB, seed).at(range(8)).tokens for seed in (1, 2))
     assert not torch.equal(one, other)
 
 
 def test_only_action_tokens_are_judged(digits: Digits) -> None:
-    batch = digits.samples(0, 64)
+    batch = digits.at(range(64))
     actions = slice(TEXT_TOKENS - ACTIONS, TEXT_TOKENS)
     assert torch.equal(batch.labels[:, actions], batch.tokens[:, actions])
     assert (batch.labels != IGNORE).sum(dim=1).tolist() == [ACTIONS] * 64
@@ -97,7 +97,7 @@ def test_bins_spread_over_the_values() -> None:
 
 
 def test_images_are_resized_to_the_tower() -> None:
-    batch = Digits(image=28, channels=3, text_tokens=9, vocab=VOCAB, seed=0).samples(0, 2)
+    batch = Digits(image=28, channels=3, text_tokens=9, vocab=VOCAB, seed=0).at(range(2))
     assert batch.images.shape == (2, 3, 28, 28)
     assert batch.images.min() >= -1.0
     assert batch.images.max() <= 1.0

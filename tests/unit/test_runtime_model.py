@@ -128,7 +128,7 @@ def test_blocks_behind_the_layer_that_is_read_do_not_train() -> None:
     tower = model.parts["vision_encoder"]
     assert isinstance(tower, ViT)
     loss_of(model).backward()
-    assert [any(p.requires_grad for p in block.parameters()) for block in tower.blocks] == [True, False]
+    assert [any(p.requires_grad for p in block.parameters()) for block in tower.blocks.values()] == [True, False]
     assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
 
 

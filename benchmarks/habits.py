@@ -1,0 +1,95 @@
+"""What a run's software does that time depends on, by its framework: a record's own words, or the
+framework's defaults.
+
+NeMo's and Megatron-Bridge's recipes set sequence parallelism with tp, reduce gradients in 16 bits beside the
+backward pass and overlap tensor parallelism on GPUs with 8 in a node (NVIDIA-NeMo/Megatron-Bridge:
+scripts/performance/configs and src/megatron/bridge/training/comm_overlap.py, 0.4.0). Megatron-LM's scripts
+do so where they are told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.records import Record
+
+_LINKS = {
+    "800 Gb/s per node": 12.5,
+    "Omni-Path": 6.25,
+}
+"""GB/s of the network per GPU, by a phrase of the record's `interconnect`: 4 x 100 Gb/s for 8 GPUs of Jean
+Zay."""
+_CARDS = {"H100-96GB": {"name": "H100-SXM5-96GB", "memory_gib": 94.5, "hbm_gb_per_s": 2400}}
+"""What differs from the cluster file: Meta's H100 with HBM2e, 500 W (pytorch/torchtitan:
+benchmarks/llama3_h100_202412_torchtitan.md)."""
+
+
+def is_recipe(record: Record) -> bool:
+    """NeMo's or Megatron-Bridge's recipes, or a script that asks for the same (`overlap` in its notes)."""
+    name = record.framework
+    if (record.source.path or "").startswith("examples/llama"):
+        return True
+    return name.startswith(("NeMo", "Megatron-Bridge", "Megatron-Core")) and name != "NeMo Megatron"
+
+
+def software(record: Record) -> dict[str, Any]:
+    """Fields of `Software`."""
+    words = " ".join((record.id, record.recompute_detail or "", record.notes or "")).lower()
+    recipe = is_recipe(record)
+    jax = "JAX" in record.framework
+    eager = "eager" in words and "compile" not in words
+    return {
+        "own_attention": record.framework.startswith(("Mega", "NeMo")) or jax,
+        "compiled": _compiled(record, eager) or jax,
+        "recompute_modules": ("layernorm", "act") if "minimal_flash" in words else (),
+        "half_gradients": recipe or (record.precision == "fp16" and record.framework == "Megatron-LM"),
+        "overlap_tp": "asynctp" in words
+        or (recipe and (record.gpus_per_node or 8) == 8 and record.model.moe is None),
+        "overlap_ep": 'moe_a2a_overlap": "true' in words
+        or "1f1b overlap" in words
+        or "ep overlap on" in words,
+        "dispatcher": "deepep"
+        if recipe and "alltoall" not in words and "(A2A)" not in record.framework
+        else "alltoall",
+        "graphs": _graphs(record, words),
+        "dequantising": 20.0 if (record.source.repo or "").startswith("QwenLM/") else 5.0,
+        "loss": "fused" if recipe else "plain",
+    }
+
+
+def _graphs(record: Record, words: str) -> bool:
+    """What a recipe's detail says; Blackwell's recipes of mixtures of experts have graphs of attention and router
+    (NVIDIA-NeMo/Megatron-Bridge 0.4.0: scripts/performance/configs/qwen/qwen3_workload_base_configs.py)."""
+    said = 'cuda_graph_impl": "\\"' in words and 'cuda_graph_impl": "\\"none' not in words
+    blackwell = (record.gpu.type or "").startswith(("B200", "B300", "GB200", "GB300"))
+    return said or (is_recipe(record) and blackwell and record.model.moe is not None)
+
+
+def _compiled(record: Record, eager: bool) -> bool:
+    """torchtitan compiles unless it says otherwise; torchtune's table adds one thing a row, compiling as the
+    third."""
+    if record.framework == "torchtune":
+        return not record.id.endswith(("baseline", "packed"))
+    return record.framework == "torchtitan" and not eager
+
+
+def sequence_parallel(record: Record) -> bool:
+    """Recipes set it wherever tp is more than 1."""
+    if record.sequence_parallel is not None:
+        return record.sequence_parallel
+    return (record.tp or 1) > 1 and is_recipe(record)
+
+
+def overlaps(record: Record) -> bool:
+    """Whether gradients are reduced beside the backward pass."""
+    return is_recipe(record) or not record.framework.startswith(("Megatron", "NeMo"))
+
+
+def cluster(record: Record, raw: dict[str, Any]) -> dict[str, Any]:
+    """The cluster file with what the record says of its GPUs and its network."""
+    card = _CARDS.get(record.gpu.type or "")
+    found = {**raw, "gpu": {**raw["gpu"], **card}} if card else raw
+    speed = next((gb for phrase, gb in _LINKS.items() if phrase in (record.interconnect or "")), None)
+    if speed is None or not raw.get("network"):
+        return found
+    return {**found, "network": {**raw["network"], "gb_per_s": speed}}

@@ -1,0 +1,224 @@
+"""The verbs `check` and `explain`: judge a recipe, a rendered folder or files of others, and say why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dslaunch.arguments import VERBS
+from dslaunch.completing import complete
+from dslaunch.errors import ConfigError
+from dslaunch.flow import Request, configured, judged
+
+if TYPE_CHECKING:
+    from dslaunch.planfile import Finding
+    from dslaunch.rules.checking import Job
+    from dslaunch.rules.selection import Selection
+    from dslaunch.rules.site import Site
+
+Verb = Callable[..., int]
+_SETTINGS = {"max_content_width": 100}
+_PLAIN_RECIPE = "recipe=llama3_8b"
+"""Any recipe whose cluster can be another: `cluster=` beside files is composed with it."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Findings that stand, those that are waived, and the job behind them where files were given."""
+
+    standing: tuple[Finding, ...]
+    waived: tuple[Finding, ...]
+    job: Job | None = None
+
+
+def _topology(function: Verb) -> Verb:
+    for name, meaning in (
+        ("--pp", "Pipeline stages of the program."),
+        ("--tp", "Tensor-parallel size of the program."),
+        ("--ranks-per-node", "Ranks on each node."),
+        ("--nodes", "Nodes of the job."),
+        ("--world-size", "Ranks in all, for files written elsewhere."),
+    ):
+        function = click.option(name, type=click.IntRange(1), help=meaning)(function)
+    for name, meaning in (("--megatron-version", "megatron-core"), ("--deepspeed-version", "DeepSpeed")):
+        function = click.option(name, default="", help=f"Version of {meaning} that reads the files.")(function)
+    return function
+
+
+def _choice(function: Verb) -> Verb:
+    function = click.option(
+        "--ignore", multiple=True, metavar="RULE|SUBJECT", help="Leave these rules out."
+    )(function)
+    return click.option(
+        "--select", multiple=True, metavar="RULE|SUBJECT", help="Ask these rules only, such as `batch,zero`."
+    )(function)
+
+
+def _mending(function: Verb) -> Verb:
+    function = click.option("-y", "--yes", is_flag=True, help="With --fix: write without asking.")(function)
+    return click.option(
+        "--fix", "fixing", is_flag=True, help="Mend what has one right fix, after showing it as a diff."
+    )(function)
+
+
+@click.command("check", help=VERBS["check"], context_settings=_SETTINGS)
+@click.argument(
+    "words", nargs=-1, metavar="[FILE ...] [cluster=NAME] | recipe=NAME [KEY=VALUE ...]", shell_complete=complete
+)
+@click.option(
+    "--config-dir", type=click.Path(path_type=Path),
+    help="A site's folder with its own conf/, recipes/, templates/ and dslaunch.yaml.",
+)  # fmt: skip
+@click.option("--accept", multiple=True, metavar="RULE[:DATE]", help="Waive a finding, up to a day.")
+@click.option("--component", default="", metavar="NAME", help="This component of the model alone, such as llm.")
+@click.option("--format", "form", default="text", metavar="text|json|sarif|github", help="How to print it.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--fail-on", default="error", show_default=True, help="Exit with 6 at this severity or above.")
+@_topology
+@_choice
+@_mending
+@click.pass_obj
+def check_verb(
+    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
+    form: str, as_json: bool, fail_on: str, select: tuple[str, ...], ignore: tuple[str, ...],
+    fixing: bool, yes: bool, **known: Any,
+) -> int:  # fmt: skip
+    from dslaunch.rules.checking import fails
+    from dslaunch.rules.known import described
+    from dslaunch.rules.site import site
+    from dslaunch.rules.waivers import require_current
+
+    fails((), fail_on)
+    formatted = _formatter("json" if as_json else form)
+    require_current(accept)
+    place = site(config_dir)
+    selection = _selection(place, select, ignore)
+    paths = [Path(word) for word in words if "=" not in word]
+    if paths:
+        clusters = [word for word in words if "=" in word]
+        job = _job(paths, _with_cluster(clusters, known, config_dir), place, selection)
+        found = _judged_job(job, (*accept, *place.accept))
+    else:
+        if fixing:
+            raise ConfigError("--fix mends files: name them. A recipe's findings are mended in the recipe.")
+        request = Request(words, config_dir, accept, obj.script_arguments, component)
+        found = _judged_recipe(request, selection)
+    if fixing and found.job:
+        found = _mended(found.job, found, (*accept, *place.accept), yes)
+    click.echo(formatted(found.standing, found.waived), nl=False)
+    if found.job and not found.job.plan and form == "text" and not as_json:
+        click.echo(described(found.job.settings))
+    return 6 if fails(found.standing, fail_on) else 0
+
+
+@click.command("explain", help=VERBS["explain"], context_settings=_SETTINGS)
+@click.argument("words", nargs=-1, metavar="[RULE ...]")
+@click.option("--symptom", default="", metavar="TEXT", help="The text of an error or of a log; - reads it.")
+def explain_verb(words: tuple[str, ...], symptom: str) -> int:
+    from dslaunch.review.columns import lines, width
+    from dslaunch.rules.output import page
+    from dslaunch.rules.registry import rules
+
+    if symptom:
+        from dslaunch.rules import symptoms
+
+        text = sys.stdin.read() if symptom == "-" else symptom
+        click.echo(symptoms.explained(text), nl=False)
+    elif words:
+        click.echo("\n".join(page(word) for word in words), nl=False)
+    else:
+        for line in lines([(r.id, r.severity, r.summary) for r in rules().values()], width()):
+            click.echo(line)
+    return 0
+
+
+def _formatter(name: str) -> Callable[[Sequence[Finding], Sequence[Finding]], str]:
+    from dslaunch.errors import listed, nearest
+    from dslaunch.rules.output import FORMATS
+
+    if name not in FORMATS:
+        raise ConfigError(f"--format {name}: expected one of {listed(FORMATS)}.{nearest(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def _selection(place: Site, select: Sequence[str], ignore: Sequence[str]) -> Selection:
+    from dslaunch.rules.selection import Selection, named
+
+    ignored = named(ignore, "--ignore") | place.selection.ignore
+    return Selection(named(select, "--select"), ignored, place.selection.severities)
+
+
+def _with_cluster(words: Sequence[str], known: dict[str, Any], config_dir: Path | None) -> dict[str, Any]:
+    """The options, with the size of the cluster that is named beside the files."""
+    given = {key: value for key, value in known.items() if value}
+    if not words:
+        return given
+    if len(words) > 1 or not words[0].startswith("cluster="):
+        raise ConfigError(
+            f"check takes files, or a recipe with overrides; found both. Beside files, cluster=NAME alone is "
+            f"taken, not {words[0]}."
+        )
+    if both := [key for key in ("world_size", "nodes", "ranks_per_node") if key in given]:
+        raise ConfigError(f"{words[0]} says how many ranks there are: leave out --{both[0].replace('_', '-')}.")
+    cluster = configured(Request((_PLAIN_RECIPE, words[0]), config_dir, (), ())).cluster
+    size = {"world_size": cluster.world_size, "nodes": cluster.node_count, "ranks_per_node": cluster.slots}
+    return {**given, **size}
+
+
+def _job(paths: Sequence[Path], given: dict[str, Any], place: Site, selection: Selection) -> Job:
+    from dslaunch.rules.checking import job_of_folder, job_of_paths
+    from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings
+
+    if len(paths) == 1 and (paths[0] / "plan.json").is_file():
+        if given:
+            raise ConfigError(f"check {paths[0]}: its plan.json says the topology; leave out the options.")
+        return job_of_folder(paths[0], selection)
+    defaults = {
+        "deepspeed_version": place.deepspeed_version or NEWEST_DEEPSPEED,
+        "megatron_version": place.megatron_version,
+    }
+    settings: dict[str, Any] = {**defaults, **given}
+    return job_of_paths(paths, Settings(**settings), selection)
+
+
+def _judged_job(job: Job, accepted: Sequence[str]) -> _Judged:
+    """The findings on files; a plan among them has recorded what its maker waived."""
+    from dslaunch.rules.checking import findings_of
+    from dslaunch.rules.waivers import waive
+
+    recorded = job.plan.accepted if job.plan else ()
+    return _Judged(*waive(findings_of(job), (*accepted, *recorded)), job)
+
+
+def _judged_recipe(request: Request, selection: Selection) -> _Judged:
+    """The findings on a recipe's plan and on the files that it is rendered to."""
+    from dslaunch.rules.registry import rules
+    from dslaunch.rules.waivers import waive
+
+    _, plan, _, findings = judged(request)
+    spoken = [finding for finding in findings if selection.takes(rules()[finding.rule])]
+    return _Judged(*waive(spoken, plan.accepted))
+
+
+def _mended(job: Job, found: _Judged, accepted: Sequence[str], yes: bool) -> _Judged:
+    """Shows what --fix changes, writes it where that is wanted, and judges again."""
+    from dslaunch.rules.fixing import mended_texts, write_texts
+
+    standing = {(finding.rule, finding.where) for finding in found.standing}
+    changed, shown = mended_texts(job, standing)
+    if not changed:
+        click.echo("nothing has one right fix", err=True)
+        return found
+    click.echo(shown, nl=False, err=True)
+    question = f"Write {len(changed)} file{'s' if len(changed) > 1 else ''}?"
+    asked = bool(sys.stdin and sys.stdin.isatty())
+    if not yes and not (asked and click.confirm(question, err=True)):
+        click.echo("nothing was written; --yes writes it", err=True)
+        return found
+    write_texts(changed)
+    return _judged_job(job.with_texts(changed), accepted)

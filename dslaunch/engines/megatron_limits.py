@@ -1,0 +1,82 @@
+"""What Megatron's own validation stops at: model, layout and precision together, by version.
+
+Source: megatron/training/arguments.py (validate_args) and megatron/core/transformer/transformer_config.py of
+NVIDIA/Megatron-LM, core_v0.12.0 to core_v0.19.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dslaunch.engines.layout import Layout
+from dslaunch.engines.megatron_catalogue import megatron_versions
+from dslaunch.engines.versions import named
+from dslaunch.schema.config import RunConfig
+from dslaunch.schema.model import Decoder
+
+DEFAULT = "0.16.0"
+"""The newest version whose core is checked by running it, not by its catalogue of arguments alone."""
+KV_REPLICAS_SINCE = "0.16.0"
+"""Key/value heads may be fewer than tp from here on."""
+MTP_WITH_CP_SINCE = "0.14.0"
+"""Layers that predict further tokens go with context parallelism from here on."""
+
+
+def combinations(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """A sentence for each combination that the version does not take."""
+    version = named(config.engine.version, megatron_versions()) or DEFAULT
+    return [
+        fault
+        for name, layout in layouts.items()
+        if isinstance(decoder := config.model.components[name], Decoder)
+        for fault in (
+            *_by_version(name, decoder, layout, version),
+            *_experts(config, name, decoder, layout),
+            *_virtual_stages(name, layout),
+        )
+    ]
+
+
+def _by_version(name: str, decoder: Decoder, layout: Layout, version: str) -> Iterator[str]:
+    if decoder.mla is None and decoder.kv_heads % layout.tp and _before(version, KV_REPLICAS_SINCE):
+        yield (
+            f"strategy.{name}.tp is {layout.tp}, model.components.{name}.kv_heads {decoder.kv_heads}: Megatron-LM "
+            f"core {version} cannot keep key/value heads twice; core {KV_REPLICAS_SINCE} and newer can. Set "
+            f"engine.version={KV_REPLICAS_SINCE}, or a tp that divides {decoder.kv_heads}"
+        )
+    if decoder.mtp_layers and layout.cp > 1 and _before(version, MTP_WITH_CP_SINCE):
+        yield (
+            f"model.components.{name}.mtp_layers is {decoder.mtp_layers}, cp {layout.cp}: Megatron-LM core "
+            f"{version} does not take both; core {MTP_WITH_CP_SINCE} and newer do. Set "
+            f"engine.version={MTP_WITH_CP_SINCE}, or strategy.{name}.cp=1"
+        )
+
+
+def _before(version: str, since: str) -> bool:
+    """Whether `version` is one of the known that are older than `since`."""
+    order = megatron_versions()
+    return version in order and order.index(version) < order.index(since)
+
+
+def _experts(config: RunConfig, name: str, decoder: Decoder, layout: Layout) -> Iterator[str]:
+    if decoder.experts is None:
+        return
+    if layout.ep > 1 and config.training.precision == "fp16":
+        yield (
+            f"strategy.{name}.ep is {layout.ep}, training.precision fp16: Megatron shares experts out in bf16 and "
+            "fp32 only. Set training.precision=bf16, or ep 1"
+        )
+    if layout.tp > 1 and not config.training.sequence_parallel:
+        yield (
+            f"training.sequence_parallel is false, and strategy.{name}.tp {layout.tp}: with experts Megatron "
+            "takes tensor parallelism only beside sequence parallelism. Set training.sequence_parallel=true, or "
+            "tp 1"
+        )
+
+
+def _virtual_stages(name: str, layout: Layout) -> Iterator[str]:
+    if any(count % layout.vpp for count in layout.layers_per_stage):
+        yield (
+            f"strategy.{name}.layers_per_stage is {list(layout.layers_per_stage)}: each stage is cut into vpp "
+            f"{layout.vpp} equal parts. Choose counts that are multiples of {layout.vpp}"
+        )

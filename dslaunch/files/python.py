@@ -1,0 +1,40 @@
+"""A Python file as a syntax tree; never imported or run."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import dataclass
+
+from dslaunch.files.position import Position, Problem
+
+
+@dataclass(frozen=True)
+class PythonScript:
+    """One Python file."""
+
+    tree: ast.Module
+    """Without statements where the text is no Python of this interpreter's version."""
+    text: str
+    problems: tuple[Problem, ...] = ()
+
+    def at(self, node: ast.expr | ast.stmt) -> Position:
+        """Where a node begins. The tree counts bytes of a line, a position characters."""
+        line = self.text.splitlines()[node.lineno - 1] if not self.text.isascii() else ""
+        column = len(line.encode()[: node.col_offset].decode(errors="replace")) if line else node.col_offset
+        return Position(node.lineno, column + 1)
+
+
+def parse(text: str) -> PythonScript:
+    """The tree of `text`, and what keeps it from being read."""
+    empty = ast.Module([], [])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return PythonScript(ast.parse(text.removeprefix("\ufeff")), text)
+    except SyntaxError as error:
+        at = Position(error.lineno or 1, error.offset or 1)
+        return PythonScript(empty, text, (Problem("file.syntax", f"no Python: {error.msg}", at),))
+    except (RecursionError, MemoryError):
+        problem = Problem("file.syntax", "nested deeper than Python reads", Position(1, 1))
+        return PythonScript(empty, text, (problem,))

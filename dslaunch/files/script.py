@@ -1,0 +1,248 @@
+"""A shell or sbatch script: its directives, its commands and what they start. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dslaunch.files.commands import CommandLine, command_line
+from dslaunch.files.flags import Word
+from dslaunch.files.lexer import Token, UnclosedError, tokens
+from dslaunch.files.position import Lines, Position, Problem
+from dslaunch.files.shell import Assignment, assignments
+from dslaunch.files.variables import Variables
+
+_OPENS = {"if", "for", "while", "until", "case", "{", "select"}
+_CLOSES = {"fi", "done", "esac", "}"}
+_TURNS = {"elif", "else"}
+_PASSED = {"then", "do", "!", "time", "in"}
+_DECLARES = {"export", "local", "declare", "readonly", "typeset"}
+_SPLITS_AGAIN = {"eval"}
+_SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
+_COMMAND_OPTION = re.compile(r"-\w*c")
+_REDIRECTION = re.compile(r"\d*[<>&].*")
+_NAME_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
+_DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
+_OPTION = re.compile(r"(--[\w-]+|-[A-Za-z])(?:=|\s*(?!-))((?:\"[^\"]*\"|'[^']*'|[^\s#\"'])*)")
+
+
+@dataclass(frozen=True)
+class Heredoc:
+    """Text between `<<EOF` and `EOF`."""
+
+    text: str
+    at: Position
+    """Of its first character."""
+    expands: bool
+    """The shell that reads the script fills in its variables; False where the delimiter is quoted."""
+
+    def script(self) -> ShellScript:
+        """The text as a script of its own, with the lines of the file."""
+        return parse("\n" * (self.at.line - 1) + self.text)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command, with the variables filled in that its script sets."""
+
+    words: tuple[Word, ...]
+    """The first is the program."""
+    at: Position
+    environment: tuple[Assignment, ...]
+    """NAME=value in front of it."""
+    heredoc: Heredoc | None
+    conditional: bool
+    """It stands in an if, a loop, a case or a function."""
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One option on a `#SBATCH` line."""
+
+    name: str
+    """`--nodes`, `-N`."""
+    value: str
+    """Empty where there is none."""
+    at: Position
+    read: bool
+    """False: it stands after the first command, where sbatch no longer looks."""
+
+
+@dataclass(frozen=True)
+class ShellScript:
+    """What a script says, in the order of its lines."""
+
+    assignments: tuple[Assignment, ...]
+    directives: tuple[Directive, ...]
+    commands: tuple[Command, ...]
+    settled: dict[str, str]
+    """Variables with one value, set outside of conditions and told."""
+    problems: tuple[Problem, ...] = ()
+
+    @cached_property
+    def launches(self) -> tuple[CommandLine, ...]:
+        """The commands that start programs on ranks."""
+        found = (
+            command_line(c.words, c.at, c.environment, conditional=c.conditional) for c in self.commands
+        )
+        return tuple(launch for launch in found if launch is not None)
+
+    def directive(self, *names: str) -> Directive | None:
+        """The last directive with one of these names that sbatch reads, or None."""
+        return next((d for d in reversed(self.directives) if d.name in names and d.read), None)
+
+    def variable(self, name: str) -> str | None:
+        """The value of a variable that is settled, or None."""
+        return self.settled.get(name)
+
+
+def parse(text: str) -> ShellScript:
+    """The script in `text`; a quote that is not closed ends what is read of it, and is a problem."""
+    reader = _Reader(text)
+    problems: tuple[Problem, ...] = ()
+    try:
+        reader.read()
+    except UnclosedError as error:
+        problems = (Problem("file.syntax", str(error), reader.lines.position(error.at)),)
+    values = reader.variables.values.items()
+    settled = {name: value.text for name, value in values if value.known and not value.array}
+    found = tuple(reader.commands)
+    return ShellScript(assignments(text), tuple(_directives(text, found)), found, settled, problems)
+
+
+class _Reader:
+    """Goes through the tokens once, following blocks and variables."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lines = Lines(text)
+        self.variables = Variables(text)
+        self.commands: list[Command] = []
+        self._words: list[Token] = []
+        self._in_pattern = False
+        """Between `in` or `;;` of a case and its `)`."""
+        self._cases = 0
+
+    def read(self) -> None:
+        """Every command up to the end."""
+        redirected = False
+        for token in tokens(self.text):
+            raw = self.text[token.start : token.end]
+            if token.kind == "heredoc":
+                self._attach(token)
+            elif token.kind == "word":
+                if not redirected:
+                    self._word(token, raw)
+                redirected = False
+            elif token.kind == "operator" and _REDIRECTION.fullmatch(raw) and raw not in ("&", "&&"):
+                redirected = True
+            else:
+                self._end(raw)
+        self._end("\n")
+
+    def _word(self, token: Token, raw: str) -> None:
+        """Words of blocks are taken up where a command may begin; the rest is the command's."""
+        first = not self._words
+        if first and raw in _OPENS:
+            self.variables.enter()
+            self._cases += raw == "case"
+            if raw in ("for", "select", "case"):
+                self._words.append(token)
+        elif first and raw in _CLOSES and self.variables.in_block:
+            self.variables.leave()
+            self._cases -= raw == "esac"
+            self._in_pattern = False
+        elif first and raw in _TURNS and self.variables.in_block:
+            self._turn()
+        elif not (first and raw in _PASSED):
+            self._words.append(token)
+
+    def _turn(self) -> None:
+        self.variables.leave()
+        self.variables.enter()
+
+    def _end(self, raw: str) -> None:
+        """A command ends at this operator or newline."""
+        words, self._words = self._words, []
+        head = self.text[words[0].start : words[0].end] if words else ""
+        if head == "case":
+            self._in_pattern = True
+        elif head in ("for", "select"):
+            if len(words) > 1:
+                self.variables.forget(self.text[words[1].start : words[1].end])
+        elif self._in_pattern:
+            self._in_pattern = raw != ")"
+        elif raw == "(" and len(words) == 1:
+            pass  # NAME ( ) { : a function, whose braces follow
+        elif words:
+            self._command(words)
+        if raw in (";;", ";&", ";;&") and self._cases:
+            self._turn()
+            self._in_pattern = True
+
+    def _command(self, words: Sequence[Token]) -> None:
+        """An assignment changes variables; anything else is kept."""
+        names = [self._is_assignment(token) for token in words]
+        head = self.text[words[0].start : words[0].end]
+        if all(names) or head in _DECLARES:
+            for token in words:
+                self.variables.assign(token)
+            return
+        if head == "read":
+            for token in words[1:]:
+                self.variables.forget(self.text[token.start : token.end])
+        front = names.index(False)
+        expanded = tuple(self._expanded(words[front:]))
+        if not expanded:
+            return
+        at = self.lines.position(words[front].start)
+        environment = tuple(self._environment(token) for token in words[:front])
+        self.commands.append(Command(expanded, at, environment, None, self.variables.in_block))
+
+    def _expanded(self, words: Sequence[Token]) -> Iterator[Word]:
+        """The words; what eval or `bash -c` reads once more is parted at its blanks."""
+        resplit, before = False, ""
+        for token in words:
+            raw = self.text[token.start : token.end]
+            resplit = resplit or before in _SPLITS_AGAIN
+            inner = raw[:1] in "\"'" and _COMMAND_OPTION.fullmatch(before) and self._shell_runs(words, token)
+            yield from self.variables.expand([token], resplit=resplit or bool(inner))
+            before = raw
+
+    def _shell_runs(self, words: Sequence[Token], at: Token) -> bool:
+        """Whether `bash` or the like stands two words before `at`."""
+        index = words.index(at)
+        return index > 1 and _SHELLS.fullmatch(self.text, words[index - 2].start, words[index - 2].end) is not None
+
+    def _is_assignment(self, token: Token) -> bool:
+        return _NAME_VALUE.match(self.text, token.start, token.end) is not None
+
+    def _environment(self, token: Token) -> Assignment:
+        name, _, _ = self.text[token.start : token.end].partition("=")
+        start = token.start + len(name) + 1
+        (word,) = self.variables.expand([Token("word", start, token.end)]) or (Word("", Position(1, 1)),)
+        return Assignment(name, word.text, self.lines.position(token.start), word.known)
+
+    def _attach(self, token: Token) -> None:
+        """A heredoc belongs to the last command."""
+        if self.commands:
+            body = self.text[token.start : token.end]
+            heredoc = Heredoc(body, self.lines.position(token.start), token.expands)
+            self.commands[-1] = replace(self.commands[-1], heredoc=heredoc)
+
+
+def _directives(text: str, commands: Sequence[Command]) -> Iterator[Directive]:
+    """The options of each #SBATCH line; sbatch stops looking at the first line that is no comment."""
+    read = True
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _DIRECTIVE.match(line)
+        if match is None:
+            read = read and (not line.strip() or line.lstrip().startswith("#"))
+            continue
+        for option in _OPTION.finditer(line, match.start(1)):
+            if line[option.start() - 1] not in " \t":
+                continue
+            value = option[2].strip("\"'")
+            yield Directive(option[1], value, Position(number, option.start(1) + 1), read)

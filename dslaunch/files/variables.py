@@ -1,0 +1,206 @@
+"""Variables that a shell script sets itself, filled into its words; each word keeps the place where it is written.
+
+What the environment or a command decides is not guessed: such a word stays as it is and is not `known`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dslaunch.files.arithmetic import whole_number
+from dslaunch.files.flags import Word
+from dslaunch.files.lexer import Token, fields, tokens
+from dslaunch.files.position import Lines
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_PIECE = re.compile(
+    r"""\\(?P<escaped>.)                                     # and the kinds of expansion
+      | \$'(?P<ansi>(?:[^'\\]|\\.)*)'
+      | '(?P<single>[^']*)'
+      | (?P<double>")
+      | \$\(\((?P<arithmetic>[^()]*(?:\([^()]*\)[^()]*)*)\)\)
+      | (?P<command>\$\(|`)
+      | \$(?P<name>[A-Za-z_]\w*)
+      | \$\{(?P<braced>[A-Za-z_]\w*)(?:\[[@*]\])?(?:(?P<default>:?-)(?P<otherwise>[^{}]*))?\}
+      | (?P<untold>\$\{|\$[\w@*#?!-])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_REFERENCE = re.compile(r"(\"?)\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})\1")
+_BARE_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\}?")
+_MAX_CHARACTERS = 1_000_000
+"""What one script's variables may fill in, in all."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a variable holds, as the words it makes without quotes."""
+
+    words: tuple[Word, ...]
+    array: bool = False
+
+    @property
+    def text(self) -> str:
+        """As it stands in quotes."""
+        return " ".join(word.text for word in self.words)
+
+    @property
+    def known(self) -> bool:
+        """Whether all of it is told."""
+        return all(word.known for word in self.words)
+
+
+class Variables:
+    """The variables of one script, at one place of it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lines = Lines(text)
+        self.values: dict[str, Value] = {}
+        self._blocks: list[dict[str, Value | None]] = []
+        """Of each open block, what its variables were before it."""
+        self._left = _MAX_CHARACTERS
+
+    @property
+    def in_block(self) -> bool:
+        """Inside an if, a loop, a case or a function."""
+        return bool(self._blocks)
+
+    def enter(self) -> None:
+        """A block begins: what it sets may not be set."""
+        self._blocks.append({})
+
+    def leave(self) -> None:
+        """It ends: what it set is not told from here on."""
+        for name, before in self._blocks.pop().items():
+            self._remember(name)
+            self.values[name] = self._undecided(name, before)
+
+    def _undecided(self, name: str, before: Value | None) -> Value:
+        """What stood before a block that added words stays, and there may be more."""
+        now = self.values[name]
+        kept = before.words if before and now.words[: len(before.words)] == before.words else ()
+        if before is not None and now.words == before.words:
+            return before
+        marker = Word(f"${name}", now.words[-1].at if now.words else self.lines.position(0), known=False)
+        return Value((*kept, marker), now.array)
+
+    def assign(self, token: Token) -> bool:
+        """Takes up `NAME=value`, `NAME+=value` or `NAME=(...)`; False where the word is none."""
+        match = _ASSIGNMENT.match(self.text, token.start, token.end)
+        if match is None:
+            return False
+        name, start = match[1], match.end()
+        self._remember(name)
+        if self.text.startswith("(", start):
+            words = self.expand(t for t in tokens(self.text, start + 1, token.end - 1) if t.kind == "word")
+            value = Value(tuple(words), array=True)
+        else:
+            value = Value(tuple(self._split(Token("word", start, token.end))))
+        if match[2]:
+            earlier = self.values.get(name, Value(()))
+            value = Value(earlier.words + value.words, earlier.array)
+        self.values[name] = value
+        return True
+
+    def forget(self, name: str) -> None:
+        """The shell sets this variable to what isn't told: `for NAME in`, `read NAME`."""
+        self._remember(name)
+        self.values[name] = Value((Word(f"${name}", self.lines.position(0), known=False),))
+
+    def _remember(self, name: str) -> None:
+        if self._blocks:
+            self._blocks[-1].setdefault(name, self.values.get(name))
+
+    def expand(self, words: Iterable[Token], *, resplit: bool = False) -> list[Word]:
+        """The words of a command.
+
+        Args:
+            resplit: the words are read again by a shell (eval, bash -c), which parts them once more.
+        """
+        return [word for token in words for word in (self._split(token) if resplit else self._word(token))]
+
+    def _word(self, token: Token) -> list[Word]:
+        """One word as typed; a variable alone, without quotes or an array's, becomes the words of its value."""
+        match = _REFERENCE.fullmatch(self.text, token.start, token.end)
+        name = (match[2] or match[3]) if match else ""
+        value = self.values.get(name)
+        if match and value and (not match[1] or (value.array and match[4])):
+            return self._paid(value.words, token)
+        return [self._filled(token)]
+
+    def _split(self, token: Token) -> list[Word]:
+        """A word without its outer quotes, parted at its blanks."""
+        start, end = token.start, token.end
+        quote = self.text[start]
+        if quote not in "\"'" or end - start < 2 or self.text.find(quote, start + 1) != end - 1:
+            return self._word(token)
+        late = quote == "'"
+        return [
+            Word(word.text, word.at, word.known, late)
+            for part in fields(self.text, start + 1, end - 1)
+            for word in (self._word(part) if not late else [self._filled(part)])
+        ]
+
+    def _paid(self, words: tuple[Word, ...], token: Token) -> list[Word]:
+        """The words of a value, unless the script fills in more than any real one does."""
+        self._left -= sum(len(word.text) + 1 for word in words)
+        if self._left >= 0:
+            return list(words)
+        return [Word(self.text[token.start : token.end], self.lines.position(token.start), known=False)]
+
+    def _filled(self, token: Token) -> Word:
+        """One word, with its quotes removed and its variables filled in."""
+        text, known = self._text(token.start, token.end)
+        return Word(text, self.lines.position(token.start), known)
+
+    def _text(self, start: int, end: int) -> tuple[str, bool]:
+        parts: list[str] = []
+        known, at, quoted = True, start, False
+        while at < end:
+            match = _PIECE.search(self.text, at, end)
+            parts.append(self.text[at : match.start() if match else end])
+            if match is None:
+                break
+            at = match.end()
+            if match["double"]:
+                quoted = not quoted
+            elif quoted and match["single"] is not None:
+                parts.append("'")
+                at = match.start() + 1
+            elif match["command"]:
+                parts.append(self.text[match.start() : end])
+                return "".join(parts).rstrip('"'), False
+            else:
+                text, told = self._piece(match)
+                parts.append(text)
+                known = known and told
+        return "".join(parts), known
+
+    def _piece(self, match: re.Match[str]) -> tuple[str, bool]:
+        """An escape, a quoted text or an expansion: what it becomes, and whether that is told."""
+        for group in ("single", "ansi"):
+            if match[group] is not None:
+                return match[group], True
+        if match["escaped"]:
+            return ("", True) if match["escaped"] == "\n" else (match["escaped"], True)
+        if match["arithmetic"]:
+            return self._computed(match)
+        name = match["name"] or match["braced"]
+        value = self.values.get(name)
+        if value is not None:
+            self._left -= len(value.text)
+            return (value.text, value.known) if self._left >= 0 else (match[0], False)
+        if match["default"]:
+            return match["otherwise"].strip("\"'"), "$" not in match["otherwise"]
+        return match[0], False
+
+    def _computed(self, match: re.Match[str]) -> tuple[str, bool]:
+        def known(name: re.Match[str]) -> str:
+            value = self.values.get(name[1])
+            return value.text if value and value.known and len(value.text) < 20 else name[0]
+
+        number = whole_number(_BARE_NAME.sub(known, match["arithmetic"]))
+        return (match[0], False) if number is None else (str(number), True)

@@ -1,0 +1,87 @@
+"""YAML with the position of each key. What is hostile in it, such as aliases of aliases, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dslaunch.files.position import Path, Position, Problem
+from dslaunch.files.relaxed_json import MAX_DEPTH, Document
+
+_MAX_VALUES = 50_000
+"""What a configuration may hold once its aliases are followed."""
+
+
+class YamlError(Exception):
+    """The text is no YAML, or more than one reads."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def parse(text: str) -> Document:
+    """The first document in `text`; raises YamlError."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _measure(yaml.parse(text, Loader=loader))
+        node = yaml.compose(text.split("\n---", 1)[0] if text.startswith("---") else text, Loader=loader)
+        if node is None:
+            return Document(None, {})
+        positions: dict[Path, Position] = {}
+        repeated: list[Problem] = []
+        for path, at in _places(node, ()):
+            if path in positions:
+                repeated.append(_repeated(path, positions[path], at))
+            positions[path] = at
+            if len(positions) > _MAX_VALUES:
+                raise YamlError(Problem("file.syntax", f"more than {_MAX_VALUES:,} values", at))
+        return Document(_value(text), positions, tuple(repeated))
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(Problem("file.syntax", f"no YAML: {error.problem}", _at(error.problem_mark))) from error
+    except (yaml.YAMLError, ValueError) as error:
+        message = f"no YAML: {str(error).splitlines()[0]}"
+        raise YamlError(Problem("file.syntax", message, Position(1, 1))) from error
+
+
+def _value(text: str) -> Any:
+    import yaml
+
+    return next(iter(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+
+
+def _measure(events: Iterator[Any]) -> None:
+    """Raises YamlError where it is nested too deeply: whoever builds values of it would run out of stack."""
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind in ("MappingStartEvent", "SequenceStartEvent")
+        depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
+        if depth > MAX_DEPTH:
+            message = f"nested deeper than {MAX_DEPTH} levels"
+            raise YamlError(Problem("file.syntax", message, _at(event.start_mark)))
+
+
+def _places(node: Any, path: Path) -> Iterator[tuple[Path, Position]]:
+    """Each key and each item with its place; an alias's are where its anchor has them."""
+    if len(path) > MAX_DEPTH:
+        raise YamlError(Problem("file.syntax", "an alias inside its own anchor", _at(node.start_mark)))
+    children: list[tuple[str | int, Any, Any]] = []
+    if node.id == "mapping":
+        children = [(key.value, key, value) for key, value in node.value if key.id == "scalar"]
+    elif node.id == "sequence":
+        children = [(index, item, item) for index, item in enumerate(node.value)]
+    for name, marked, value in children:
+        yield (*path, name), _at(marked.start_mark)
+        yield from _places(value, (*path, name))
+
+
+def _repeated(path: Path, first: Position, at: Position) -> Problem:
+    message = f"the key '{path[-1]}' stands here again; the first is at line {first.line}"
+    return Problem("file.duplicate-key", message, at)
+
+
+def _at(mark: Any) -> Position:
+    return Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)

@@ -1,0 +1,105 @@
+"""What a search says of itself: the candidates, the front, the engines; or why nothing is legal and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslaunch.errors import PlanError
+from dslaunch.hardware.topology import describe
+from dslaunch.plan.engine_choice import candidates as searched
+from dslaunch.plan.front import Scored
+from dslaunch.plan.joint import Wanted
+from dslaunch.plan.layouts import resolve
+from dslaunch.plan.notes import Notes
+from dslaunch.plan.options import Misfit
+from dslaunch.plan.search import Found
+from dslaunch.planfile import Candidate, Search
+from dslaunch.schema.config import RunConfig
+
+_SHOWN = 4
+"""Refusals."""
+
+
+def words(found: Scored) -> str:
+    """The layouts in words; components that share one are named together."""
+    names: dict[str, list[str]] = {}
+    for name, layout in found.layouts.items():
+        names.setdefault(f"{layout.describe()} micro-batch {layout.micro_batch}", []).append(name)
+    shown = ", ".join(f"{'+'.join(group)} {layout}" for layout, group in names.items())
+    return f"{found.engine}: {shown}"
+
+
+def candidates(found: Found) -> tuple[Candidate, ...]:
+    """The winner, the next best, and the refusals for memory that lack least."""
+    best = [each for each in found.front.best if each is not found.chosen]
+    rows = [_candidate(found.chosen, "chosen"), *(_candidate(e, _behind(found.chosen, e)) for e in best)]
+    refused = [
+        Candidate(f"{who}: {misfit.family.describe()}", 0.0, 0.0, f"refused: {misfit.reason}")
+        for who, misfit in _nearest(found.notes)
+    ]
+    return (*rows, *refused)
+
+
+def report(found: Found) -> Search:
+    """The rest of what prediction.json keeps of a search."""
+    front = tuple(_candidate(each, _behind(found.chosen, each)) for each in found.front.near())
+    return Search(found.goal, found.notes.considered, front, _engines(found))
+
+
+def nothing_fits(config: RunConfig, pinned: Wanted, notes: Notes) -> PlanError:
+    """Why a search came to nothing: the figures of what lacks least, and what each engine refuses."""
+    cluster = describe(config.cluster)
+    if not notes.considered:
+        faults = "\n".join(resolve(config, pinned)[1] or _illegal(notes) or ["no layout has whole parts"])
+        return PlanError(f"strategy=auto: no layout on {cluster} goes with what is set.\n{faults}")
+    lines = [f"strategy=auto: none of {notes.considered} layouts is legal and fits on {cluster}."]
+    if not notes.misfits:
+        lines += resolve(config, pinned)[1]
+    if notes.misfits:
+        lines += [f"{sum(m.layouts for _, m in notes.misfits)} need too much memory; nearest:"]
+        lines += [f"  {who}: {m.family.describe()}: {m.reason}" for who, m in _nearest(notes)]
+        lines += ["Use more GPUs, a smaller training.seq_len, or GPUs with more memory."]
+    return PlanError("\n".join([*lines, *_illegal(notes)]))
+
+
+def _nearest(notes: Notes) -> list[tuple[str, Misfit]]:
+    return sorted(notes.misfits, key=lambda row: row[1].over)[:_SHOWN]
+
+
+def _illegal(notes: Notes) -> list[str]:
+    return [f"engine {name}: {'; '.join(faults[:2])}" for name, faults in notes.illegal.items()]
+
+
+def _candidate(found: Scored, verdict: str) -> Candidate:
+    return Candidate(words(found), found.peak_gib, found.step_s, verdict)
+
+
+def _behind(best: Scored, other: Scored) -> str:
+    if other is best:
+        return "chosen"
+    less = best.peak_gib - other.peak_gib
+    memory = f", {less:.1f} GiB less" if less >= 0.05 else f", {-less:.1f} GiB more" if less <= -0.05 else ""
+    return f"time x{other.step_s / best.step_s:.3f}{memory}"
+
+
+def _engines(found: Found) -> dict[str, str]:
+    """By engine that was searched: its best, or why it is out."""
+    best: dict[str, Scored] = {}
+    every: Sequence[Scored] = [found.chosen, *found.front.best, *found.front.skyline]
+    for each in every:
+        if each.engine not in best or each.step_s < best[each.engine].step_s:
+            best[each.engine] = each
+    return {name: _verdict(found, best.get(name), name) for name in searched(found.config)}
+
+
+def _verdict(found: Found, best: Scored | None, name: str) -> str:
+    if name == found.chosen.engine:
+        return "chosen"
+    if best is not None:
+        return f"its best here: {_behind(found.chosen, best)}"
+    if misfits := [m for who, m in found.notes.misfits if who.split(":")[0] == name]:
+        nearest = min(misfits, key=lambda misfit: misfit.over)
+        return f"nothing better fits; nearest: {nearest.family.describe()}: {nearest.reason}"
+    if name in found.notes.illegal:
+        return f"refused: {found.notes.illegal[name][0]}"
+    return "nothing that is better"

@@ -1,0 +1,227 @@
+"""Layouts of components that share one, with what the ledgers say of them: the pieces that a search puts together.
+
+Two things keep the ledgers' calls few, and neither changes a figure. Stages whose layers are alike have one time,
+and the first of them the most memory, as micro-batches in flight do not grow along a pipeline. And a layout takes
+no less memory with a larger micro-batch of several, and least with most recompute: where that does not fit,
+nothing of its family does, and the micro-batches after the first that does not fit are not tried.
+tests/unit/test_search.py holds the ledgers to both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from dslaunch.engines.base import Engine
+from dslaunch.engines.layout import Layout
+from dslaunch.hardware.efficiency import Tables
+from dslaunch.model.blocks import blocks
+from dslaunch.model.params import trained_layers
+from dslaunch.model.tokens import Reads
+from dslaunch.plan import space
+from dslaunch.plan.case import Case, cases
+from dslaunch.plan.memory import host_gib_per_rank, stage_memory
+from dslaunch.plan.profile import Profile, fullest_node_gib, profile
+from dslaunch.plan.space import Family, Group, scheduled
+from dslaunch.plan.time import span_s, step_time
+from dslaunch.planfile import MemoryGib
+from dslaunch.schema.components import Component, Mlp, Other
+from dslaunch.schema.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all options of one search pass have in common."""
+
+    config: RunConfig
+    engine: Engine
+    tables: Tables
+    dtype: str
+    """That gradients are accumulated in."""
+    accumulates: bool | None
+    """Whether `dtype` is that for several micro-batches a step or for one; None: for both."""
+    limit_gib: float
+    """GPU memory for the components, the overhead taken off."""
+    overhead_gib: float
+    """What a GPU holds beside the components."""
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """A layout whose memory fits on ranks of its own."""
+
+    cases: Mapping[str, Case]
+    ranks: Profile
+    """Empty where the group is the whole model, which `peak_gib` alone decides."""
+    peak_gib: float
+    seconds: float = 0.0
+    """Of a step."""
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {name: case.layout for name, case in self.cases.items()}
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A family of which nothing fits."""
+
+    family: Family
+    reason: str
+    """Its option with least memory, in figures."""
+    over: float
+    """What it needs by what there is."""
+    layouts: int
+    """How many it stands for."""
+
+
+def fitting(
+    setting: Setting,
+    group: Group,
+    family: Family,
+    promising: Callable[[float, float], bool],
+    *,
+    whole_model: bool = False,
+) -> Iterator[Option | Misfit]:
+    """The options of a family that fit, for each micro-batch the one that keeps most first; or the misfit.
+
+    Args:
+        promising: whether an option that takes at least so many GiB and seconds is of use; others may be left out.
+    """
+    config = scheduled(setting.config, space.schedule(setting.config, family))
+    sizes = [
+        size
+        for size in space.batches(config, group, family)
+        if setting.accumulates is None or _goes_with(setting.accumulates, size[1], whole_model=whole_model)
+    ]
+    # Gradients of one micro-batch alone need not stand while it runs forward: that size is judged by itself.
+    for run in ([size for size in sizes if size[1] > 1], [size for size in sizes if size[1] == 1]):
+        if run:
+            yield from _of_sizes(setting, group, family, run, promising, whole_model=whole_model)
+
+
+def _of_sizes(
+    setting: Setting,
+    group: Group,
+    family: Family,
+    sizes: Sequence[tuple[int, int]],
+    promising: Callable[[float, float], bool],
+    *,
+    whole_model: bool,
+) -> Iterator[Option | Misfit]:
+    """`fitting` for batches in ascending order, of which a larger one never takes less memory."""
+    config, keeps = scheduled(setting.config, space.schedule(setting.config, family)), space.recomputes(group)
+
+    def laid(recompute: str, size: tuple[int, int]) -> dict[str, Case]:
+        layouts = space.layouts(config, group, family, recompute, size)
+        return cases(config, setting.engine, layouts, setting.dtype)
+
+    least = _weighed(setting, laid(keeps[-1], sizes[0]), whole_model=whole_model)
+    if not isinstance(least, Option):
+        yield Misfit(family, *least, layouts=len(sizes) * len(keeps))
+        return
+    for size in sizes:
+        # Recompute only adds work: what runs with least of it bounds what runs with more.
+        seconds = _seconds(setting, laid(keeps[0], size))
+        if not promising(least.peak_gib, seconds):
+            continue
+        for recompute in keeps:
+            every = laid(recompute, size)
+            found = _weighed(setting, every, whole_model=whole_model)
+            if isinstance(found, Option) and promising(found.peak_gib, seconds):
+                own = seconds if recompute == keeps[0] else _seconds(setting, every)
+                yield replace(found, seconds=own)
+        if not isinstance(found, Option):
+            return
+
+
+def _seconds(setting: Setting, every: Mapping[str, Case]) -> float:
+    """Seconds that the components take of a step on their ranks, where they share them."""
+    if len(every) > 1 and any(case.is_trunk for case in every.values()):
+        return step_time(every, setting.tables).step_s
+    return sum(span_s(case, setting.tables) for case in every.values())
+
+
+def kinds(case: Case) -> list[tuple[object, ...]]:
+    """A key for each stage, the same for stages with the same layers, in one order, at the same end."""
+    layout, alike = case.layout, layer_kinds(case.component, case.reads, case.lowest_layer)
+    last, first, found = layout.pp - 1, 0, list[tuple[object, ...]]()
+    for stage, number in enumerate(layout.layers_per_stage):
+        found.append((alike[first : first + number], stage == 0, stage == last))
+        first += number
+    return found
+
+
+@lru_cache(maxsize=512)
+def layer_kinds(component: Component, reads: Reads, lowest: int) -> tuple[int, ...]:
+    """A number for each layer, the same for layers that the ledgers cannot tell apart."""
+    if isinstance(component, Mlp | Other):
+        return (0,)
+    trained, numbers = trained_layers(component), dict[object, int]()
+    return tuple(
+        numbers.setdefault((block, reads.cross_at(i), i in trained, i >= lowest), len(numbers))
+        for i, block in enumerate(blocks(component))
+    )
+
+
+def _goes_with(accumulates: bool, number: int, *, whole_model: bool) -> bool:
+    """Whether so many micro-batches go with the type: where one component accumulates, others need not."""
+    return number == 1 if not accumulates else number > 1 or not whole_model
+
+
+def _weighed(setting: Setting, every: Mapping[str, Case], *, whole_model: bool) -> Option | tuple[str, float]:
+    """The option, or what it lacks in figures, and its need by what there is."""
+    layout = next(iter(every.values())).layout
+    moved = any(case.layout.offload != "none" for case in every.values())
+    keys = list(zip(*(kinds(case) for case in every.values()), strict=True))
+    if whole_model and not moved:
+        stages = sorted({keys.index(key) for key in keys})
+    else:
+        keys = [(*key, *(case.in_flight(i) for case in every.values())) for i, key in enumerate(keys)]
+        stages = list(range(layout.pp))
+    known: dict[object, float] = {}
+    for stage in stages:
+        if keys[stage] in known:
+            continue
+        rows = {name: stage_memory(case, stage) for name, case in every.items()}
+        known[keys[stage]] = sum(row.total for row in rows.values())
+        if known[keys[stage]] > setting.limit_gib:
+            return _too_much(setting, rows, stage if layout.pp > 1 else None)
+    if whole_model and not moved:
+        return Option(every, (), max(known.values()))
+    return _with_host(setting, every, [known[key] for key in keys], moved=moved)
+
+
+def _with_host(
+    setting: Setting, every: Mapping[str, Case], totals: Sequence[float], *, moved: bool
+) -> Option | tuple[str, float]:
+    """The option on all its ranks, where the hosts' memory holds it as well."""
+    layout, cluster = next(iter(every.values())).layout, setting.config.cluster
+    host = [
+        sum(host_gib_per_rank(case, stage) if moved else 0.0 for case in every.values())
+        for stage in range(layout.pp)
+    ]
+    ranks = profile(layout, totals, host)
+    node = fullest_node_gib(ranks, cluster.slots) if moved else 0.0
+    if node > cluster.node.host_memory_gib:
+        have = cluster.node.host_memory_gib
+        return f"{node:.0f} of {have:.0f} GiB of a node's host memory", node / have
+    return Option(every, ranks, max(totals))
+
+
+def _too_much(setting: Setting, rows: Mapping[str, MemoryGib], stage: int | None) -> tuple[str, float]:
+    """Such as `83.1 of 76.0 GiB on stage 0: activations 41.2`; the first figure has the overhead in it."""
+    gib = sum(row.total for row in rows.values())
+    terms = {
+        (f"{name} " if len(rows) > 1 else "") + term: value
+        for name, row in rows.items()
+        for term, value in vars(row).items()
+        if term != "total"
+    }
+    shown = ", ".join(f"{term} {value:.1f}" for term, value in sorted(terms.items(), key=lambda t: -t[1])[:2])
+    where = "" if stage is None else f" on stage {stage}"
+    over = setting.overhead_gib
+    need, have = gib + over, setting.limit_gib + over
+    digits = next(n for n in range(1, 17) if n == 16 or round(need, n) > round(have, n))
+    return f"{need:.{digits}f} of {have:.{digits}f} GiB{where}: {shown}", need / have

@@ -1,0 +1,147 @@
+"""The order of work in a pipeline over one step, drawn to scale from the time ledger.
+
+1F1B and GPipe as in arXiv:2104.04473, section 2.2, interleaving as in its section 2.2.2: stage s of p runs
+2 * (p - s - 1) + (v - 1) * p forwards first, in groups of p micro-batches by model chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dslaunch.planfile import ComponentPlan
+
+ONCE = ("dp", "optimizer", "offload")
+"""Terms of the time ledger that come once, after the micro-batches; the others are spread over these."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that one stage does from `start` to `end`, in seconds of the step."""
+
+    stage: int
+    what: str
+    """forward | backward | dp | optimizer | offload"""
+    start: float
+    end: float
+    micro_batch: int = -1
+    chunk: int = 0
+
+    def moved(self, seconds: float) -> Span:
+        return Span(
+            self.stage, self.what, self.start + seconds, self.end + seconds, self.micro_batch, self.chunk
+        )
+
+
+@dataclass(frozen=True)
+class _Op:
+    forward: bool
+    micro_batch: int
+    chunk: int
+
+
+def spans(plan: ComponentPlan, times: Sequence[Mapping[str, float]], schedule: str) -> list[Span]:
+    """All that the stages of a component do in one step, each stage's in its order.
+
+    Args:
+        times: the time ledger of each stage: term -> seconds a step.
+    """
+    orders = [_order(plan, stage, schedule) for stage in range(plan.pp)]
+    costs = [_seconds(plan, terms) for terms in times]
+    done: dict[tuple[int, _Op], float] = {}
+    found: list[list[Span]] = [[] for _ in orders]
+    waiting = True
+    while waiting:
+        waiting = False
+        for stage, order in enumerate(orders):
+            while len(found[stage]) < len(order):
+                op = order[len(found[stage])]
+                ready = _ready(plan, stage, op, done)
+                if ready is None:
+                    break
+                start = max(ready, found[stage][-1].end if found[stage] else 0.0)
+                end = start + costs[stage][0 if op.forward else 1]
+                done[stage, op] = end
+                what = "forward" if op.forward else "backward"
+                found[stage].append(Span(stage, what, start, end, op.micro_batch, op.chunk))
+                waiting = True
+    assert all(len(ran) == len(order) for ran, order in zip(found, orders, strict=True)), (
+        "a stage waits for ever"
+    )
+    ended = max(ran[-1].end for ran in found)
+    return [span for ran in found for span in ran] + list(_once(times, ended))
+
+
+def merged(found: Sequence[Span], shortest: float) -> list[Span]:
+    """The same with micro-batches side by side as one span of work; gaps below `shortest` seconds are not seen."""
+    rows: list[Span] = []
+    for span in found:
+        last = rows[-1] if rows else None
+        if span.what in ONCE:
+            rows.append(span)
+        elif last and last.stage == span.stage and last.what == "work" and span.start - last.end < shortest:
+            rows[-1] = Span(span.stage, "work", last.start, span.end)
+        else:
+            rows.append(Span(span.stage, "work", span.start, span.end))
+    return rows
+
+
+def _order(plan: ComponentPlan, stage: int, schedule: str) -> list[_Op]:
+    p, m, v = plan.pp, plan.num_microbatches, plan.vpp
+    total = m * v
+    forwards = [_Op(True, *_virtual(k, p, v, m)) for k in range(total)]
+    backwards = [_Op(False, b, v - 1 - c) for b, c in (_virtual(k, p, v, m) for k in range(total))]
+    first = total if schedule == "gpipe" else p - stage - 1 if v == 1 else 2 * (p - stage - 1) + (v - 1) * p
+    first = min(first, total)
+    order = forwards[:first]
+    for forward, backward in zip(forwards[first:], backwards, strict=False):
+        order += (forward, backward)
+    return order + backwards[total - first :]
+
+
+def _virtual(k: int, p: int, v: int, m: int) -> tuple[int, int]:
+    """(micro-batch, chunk) of the k-th forward: p micro-batches through each chunk in turn."""
+    if v == 1:
+        return k, 0
+    group, within = divmod(k, p * v)
+    size = min(p, m - group * p)
+    return group * p + within % size, within // size
+
+
+def _seconds(plan: ComponentPlan, terms: Mapping[str, float]) -> tuple[float, float]:
+    """(forward, backward) of one micro-batch through one chunk. The ledger has their sum: what computes and sends
+    is cut 1 to 2, or 1 to 1 where weights get no gradient; recompute belongs to the backward."""
+    each = plan.num_microbatches * plan.vpp
+    again = terms.get("recompute", 0.0) / each
+    rest = sum(s for term, s in terms.items() if term not in ONCE) / each - again
+    forward = rest / (3 if plan.trainable == plan.params else 2)
+    return forward, rest - forward + again
+
+
+def _ready(plan: ComponentPlan, stage: int, op: _Op, done: Mapping[tuple[int, _Op], float]) -> float | None:
+    """When what `op` needs is there; None: not yet."""
+    needed = _needed(plan, stage, op)
+    return 0.0 if needed is None else done.get(needed)
+
+
+def _needed(plan: ComponentPlan, stage: int, op: _Op) -> tuple[int, _Op] | None:
+    last = plan.pp - 1
+    if op.forward:
+        if stage > 0:
+            return stage - 1, op
+        return (last, _Op(True, op.micro_batch, op.chunk - 1)) if op.chunk else None
+    if stage < last:
+        return stage + 1, op
+    if op.chunk < plan.vpp - 1:
+        return 0, _Op(False, op.micro_batch, op.chunk + 1)
+    return last, _Op(True, op.micro_batch, op.chunk)
+
+
+def _once(times: Sequence[Mapping[str, float]], start: float) -> Iterator[Span]:
+    for stage, terms in enumerate(times):
+        at = start
+        for what in ONCE:
+            seconds = terms.get(what, 0.0)
+            if seconds > 0:
+                yield Span(stage, what, at, at + seconds)
+                at += seconds

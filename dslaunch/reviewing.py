@@ -1,0 +1,178 @@
+"""`dslaunch review`: what a change of a site's folder does to every plan in it, for a pull request.
+
+SITE/renderings.yaml says which folders are committed renderings, and of what:
+
+    rendered/vla70b: recipe=vla70b cluster=64xA100
+
+A recipe of SITE/recipes that no line names is planned as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dslaunch.conffiles import loaded
+from dslaunch.errors import ConfigError, DslaunchError
+from dslaunch.planfile import Finding
+from dslaunch.review.diff_markdown import markdown
+from dslaunch.review.difference import Difference, compare
+from dslaunch.review.revision import commit_of
+from dslaunch.review.side import Side
+from dslaunch.rules.checking import fails
+from dslaunch.rules.sarif import format_sarif
+from dslaunch.sides import Named, named, side
+
+MARKER = "<!-- dslaunch review -->"
+"""First line of the comment: how the one that is there already is found again."""
+RENDERINGS = "renderings.yaml"
+_NO_DECISION = ("prediction.json", "manifest.json")
+"""Files that a better model of time changes, which makes no rendering stale."""
+_IN_FILE = re.compile(r":\d+:\d+$")
+_LONGEST = 60_000
+"""Characters; a comment on GitHub holds 65,536."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One plan of the site."""
+
+    wanted: Named
+    folder: Path | None
+    """Where its rendering is committed."""
+
+    @property
+    def recipe(self) -> str:
+        return next(w.removeprefix("recipe=") for w in self.wanted.overrides if w.startswith("recipe="))
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """What became of one plan."""
+
+    entry: Entry
+    faults: tuple[str, ...]
+    """Why the change must not land; empty: nothing speaks against it."""
+    difference: Difference | None = None
+    """None where the base or the change has no such plan."""
+    alone: str = ""
+    """Why there is no plan at the base to compare with."""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def touched(self) -> bool:
+        """Whether the change does anything to it."""
+        return bool(self.faults or self.difference is None or self.difference.kinds)
+
+
+def review(base: str, site: Path) -> list[Reviewed]:
+    """Every plan of the site, now and at the revision `base`.
+
+    Raises:
+        ConfigError: no site, or a renderings.yaml that can't be read.
+    """
+    found = entries(site)
+    commit_of(base, site)
+    return [_reviewed(entry, base, site) for entry in found]
+
+
+def entries(site: Path) -> list[Entry]:
+    """The plans of the site's renderings.yaml, then its other recipes."""
+    if not site.is_dir():
+        raise ConfigError(f"--config-dir {site}: no such folder.")
+    found = [Entry(named(words), site / folder) for folder, words in _renderings(site)]
+    rendered = {entry.recipe for entry in found}
+    names = sorted(path.stem for path in (site / "recipes").glob("*.yaml"))
+    return found + [Entry(named(f"recipe={name}"), None) for name in names if name not in rendered]
+
+
+def comment(found: Sequence[Reviewed], base: str) -> str:
+    """The text of the one comment, Markdown."""
+    touched = [each for each in found if each.touched]
+    failing = [each for each in touched if each.faults]
+    state = f"{len(failing)} must not land" if failing else "nothing speaks against it"
+    lines = [
+        MARKER,
+        f"## dslaunch: {len(touched)} of {len(found)} plans change, {state}\n",
+        f"Base: `{base}`\n",
+    ]
+    text = "\n".join([*lines, *(block for each in touched for block in _blocks(each))])
+    if len(text) <= _LONGEST:
+        return text
+    cut = text[:_LONGEST].rpartition("\n\n")[0]
+    ended = "\n```\n\n</details>" * (cut.count("<details>") - cut.count("</details>"))
+    return f"{cut}\n{ended}\n\nThe rest is too long for a comment; the job's output has all of it.\n"
+
+
+def sarif(found: Sequence[Reviewed], site: Path) -> str:
+    """All findings, each at a line of the repository: of the rendering, or else of the recipe."""
+    return format_sarif([_placed(each, finding, site) for each in found for finding in each.findings])
+
+
+def _renderings(site: Path) -> Iterator[tuple[str, str]]:
+    path = site / RENDERINGS
+    tree = loaded(path) if path.is_file() else {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a line is FOLDER: recipe=NAME KEY=VALUE ...")
+    for folder, words in tree.items():
+        if not isinstance(words, str) or "recipe=" not in words:
+            raise ConfigError(f"{path}: {folder} is {words!r}; say recipe=NAME and its overrides.")
+        yield str(folder), words
+
+
+def _reviewed(entry: Entry, base: str, site: Path) -> Reviewed:
+    try:
+        after = side(entry.wanted, site)
+    except DslaunchError as error:
+        return Reviewed(entry, (f"no plan: {error}",))
+    faults = [*_stale(entry, after), *_wrong(after)]
+    try:
+        before = side(replace(entry.wanted, revision=base), site)
+    except DslaunchError as error:
+        return Reviewed(entry, tuple(faults), alone=str(error), findings=after.findings)
+    return Reviewed(entry, tuple(faults), compare(before, after), findings=after.findings)
+
+
+def _stale(entry: Entry, fresh: Side) -> Iterator[str]:
+    if entry.folder is None:
+        return
+    wanted = {name: text for name, text in fresh.files.items() if name not in _NO_DECISION}
+    there = {path.name for path in entry.folder.iterdir()} if entry.folder.is_dir() else set()
+    stale = [name for name, text in wanted.items() if not _holds(entry.folder / name, text)]
+    stale += sorted(there - set(fresh.files))
+    if stale:
+        words = shlex.join(entry.wanted.overrides)
+        yield (
+            f"{entry.folder} is stale ({', '.join(stale)}): run `dslaunch render {words} -o {entry.folder}` with "
+            "the same --config-dir, and commit it."
+        )
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+def _wrong(after: Side) -> Iterator[str]:
+    for finding in after.findings:
+        if fails([finding], "error"):
+            yield f"{finding.rule}: {finding.message}" + (f" Fix: {finding.fix}." if finding.fix else "")
+
+
+def _blocks(each: Reviewed) -> Iterator[str]:
+    for fault in each.faults:
+        yield f"- **must not land**: {each.entry.wanted.word}: {' '.join(fault.split())}"
+    yield ""
+    if each.difference is not None:
+        yield markdown(each.difference)
+    elif each.alone:
+        yield f"### `{each.entry.wanted.word}`\n\nNo plan at the base: {' '.join(each.alone.split())}\n"
+
+
+def _placed(each: Reviewed, finding: Finding, site: Path) -> Finding:
+    if _IN_FILE.search(finding.where) and each.entry.folder is not None:
+        return replace(finding, where=f"{each.entry.folder.as_posix()}/{finding.where}")
+    recipe = site / "recipes" / f"{each.entry.recipe}.yaml"
+    return replace(finding, where=f"{recipe.as_posix()}:1:1", message=f"{finding.where}: {finding.message}")

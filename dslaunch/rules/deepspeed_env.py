@@ -1,0 +1,102 @@
+"""The environment that DeepSpeed's launcher hands to other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslaunch.errors import listed
+from dslaunch.files.fileset import FileSet
+from dslaunch.files.flags import Arguments
+from dslaunch.planfile import Plan
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+
+_RUNNER = (
+    "deepspeedai/DeepSpeed:deepspeed/launcher/runner.py main, multinode_runner.py add_export 0.19.8, run"
+)
+_FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
+"""Prefixes that the launcher exports by itself (EXPORT_ENVS, and the accelerator's)."""
+_NEEDED = (
+    "CUDA_", "GLOO_", "HF_", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "TOKENIZERS_", "TORCH_", "TRANSFORMERS_",
+    "TRITON_", "WANDB_",
+)  # fmt: skip
+_PER_NODE = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_HOME"})
+_ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa", "klxpu", "xpu.external")
+
+
+@rule("deepspeed-env.line", severity="error", raised_by="deepspeed launcher", evidence=_RUNNER)
+def line(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A line of .deepspeed_env without `=`: a blank one, or a remark."""
+    for file in files.of("deepspeed_env"):
+        for entry in file.value:
+            if "=" not in entry.text:
+                what = repr(entry.text[:40]) if entry.text else "a blank line"
+                message = f"{what} has no '=': the launcher raises ValueError on several nodes."
+                yield Hit(file.name, entry.at, message, "Delete the line; only NAME=VALUE may stand here.")
+
+
+@rule("deepspeed-env.name", severity="wrong", raised_by="nobody", evidence=_RUNNER)
+def name(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A line of .deepspeed_env whose name no shell can export: a remark with `=`, or `export`."""
+    for file in files.of("deepspeed_env"):
+        for entry in file.value:
+            if entry.text.startswith("#") and "=" in entry.text:
+                message = "a remark with '=' is exported, and comments out the rest of the remote command."
+                yield Hit(file.name, entry.at, message, "Delete the line.", severity="error")
+            elif entry.name.startswith("export "):
+                message = "'export' is written again by the launcher, which exports a variable of that name."
+                yield Hit(file.name, entry.at, message, "Write NAME=VALUE alone.")
+
+
+@rule("deepspeed-env.value", severity="wrong", raised_by="nobody", evidence=_RUNNER)
+def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A value of .deepspeed_env with quotes, or one that the other node expands."""
+    for file in files.of("deepspeed_env"):
+        for entry in file.value:
+            if entry.text.startswith("#"):
+                continue
+            if entry.value[:1] in ("'", '"'):
+                message = (
+                    f"the quotes of {entry.name} become part of the value, or split it on the other node."
+                )
+                yield Hit(file.name, entry.at, message, "Write the value without quotes.")
+            elif "$" in entry.value or "`" in entry.value:
+                message = f"{entry.name} is expanded on the other node, with that node's variables."
+                yield Hit(file.name, entry.at, message, "Write the value out.")
+
+
+@rule(
+    "env.deepspeed", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/constants.py, accelerator/real_accelerator.py 0.19.8, run",
+)  # fmt: skip
+def variables(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A variable of DeepSpeed's own with a value that it refuses."""
+    for file in files.files:
+        for found in (found for found in file.assignments if found.literal and found.value):
+            if found.name == "DEEPSPEED_TIMEOUT" and not found.value.isdecimal():
+                message = f"DEEPSPEED_TIMEOUT is {found.value!r}: ValueError when deepspeed is imported."
+                yield Hit(file.name, found.at, message, "Write whole minutes.")
+            elif found.name == "DS_ACCELERATOR" and found.value not in _ACCELERATORS:
+                message = f"DS_ACCELERATOR is {found.value!r}: DeepSpeed raises ValueError."
+                yield Hit(file.name, found.at, message, f"Use {listed(_ACCELERATORS)}.")
+
+
+@rule("env.forwarding", severity="wrong", raised_by="nobody", evidence=f"{_RUNNER}; DeepSpeed#4370, #2802")
+def forwarding(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A variable that the script sets, and DeepSpeed's launcher doesn't hand to other nodes."""
+    handed = {entry.name for file in files.of("deepspeed_env") for entry in file.value}
+    for file, script in files.scripts():
+        launchers = [command.launcher("deepspeed") for command in script.launches]
+        if not any(launcher and _over_nodes(launcher.options) for launcher in launchers):
+            continue
+        for found in script.assignments:
+            if found.name.startswith(_NEEDED) and found.name not in handed | _PER_NODE:
+                message = (
+                    f"{found.name} reaches this node alone: the launcher hands on {listed(_FORWARDED)}* only."
+                )
+                yield Hit(file.name, found.at, message, "Write it in .deepspeed_env (NAME=VALUE) too.")
+                return
+
+
+def _over_nodes(options: Arguments) -> bool:
+    return options.has("--hostfile", "-H") and not options.has("--no_ssh")

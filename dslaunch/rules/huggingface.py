@@ -1,0 +1,170 @@
+"""A DeepSpeed JSON that the Hugging Face Trainer reads, against the Trainer's own arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dslaunch.files.fileset import FileSet
+from dslaunch.files.flags import is_told
+from dslaunch.files.position import Position
+from dslaunch.planfile import Plan
+from dslaunch.rules.config import Config, configs
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+from dslaunch.rules.values import shown
+
+_SOURCE = "huggingface/transformers:src/transformers/integrations/deepspeed.py trainer_config_process 5.24.0"
+_MATCHED = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.total_num_steps": "max_steps",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+    "fp16.enabled": "fp16",
+    "bf16.enabled": "bf16",
+}
+"""Keys that must be auto, or equal to this argument."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of the Trainer."""
+
+    value: Any
+    name: str
+    """The file it stands in."""
+    at: Position
+
+
+def arguments(files: FileSet) -> dict[str, Argument]:
+    """The Trainer's arguments that files and command lines give, by name."""
+    found: dict[str, Argument] = {}
+    for file in files.of("hf_arguments"):
+        if isinstance(file.value, dict):
+            found |= {name: Argument(value, file.name, file.at(name)) for name, value in file.value.items()}
+    for file, command in files.launches():
+        if command.arguments.has("--deepspeed") or found:
+            for flag in command.arguments.flags:
+                value = _typed(flag.values)
+                if value is not None:
+                    found[flag.name.removeprefix("--").replace("-", "_")] = Argument(
+                        value, file.name, flag.at
+                    )
+    return found
+
+
+def _typed(values: tuple[str, ...]) -> Any:
+    """A value as the argument parser of transformers makes it; None where it isn't told."""
+    if len(values) > 1 or not all(is_told(value) for value in values):
+        return None
+    text = values[0] if values else "true"
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return json.loads(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+
+@rule(
+    "huggingface.mismatch",
+    severity="error",
+    raised_by="transformers",
+    evidence=f"{_SOURCE}, run; transformers#29348",
+)
+def mismatch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A value that differs from the Trainer's argument for the same thing."""
+    given = arguments(files)
+    for config in configs(plan, files, settings) if given else ():
+        for key, name in _MATCHED.items():
+            value = config.get(key)
+            argument = given.get(name)
+            if argument is None or value is None or value == "auto" or _is_unset(name, argument.value):
+                continue
+            if value != argument.value:
+                message = (
+                    f"'{key}' is {shown(value)}, but {name} is {shown(argument.value)} in {argument.name}"
+                )
+                effect = "the Trainer raises ValueError, after the model was loaded."
+                yield config.hit(key, f"{message}: {effect}", 'Write "auto", or the same value.')
+
+
+def _is_unset(name: str, value: Any) -> bool:
+    """max_steps -1 and warmup_steps 0 leave the number to the epochs or to a ratio."""
+    return (name == "max_steps" and value == -1) or (name == "warmup_steps" and value == 0)
+
+
+@rule(
+    "huggingface.json", severity="error", raised_by="transformers",
+    evidence="huggingface/accelerate:src/accelerate/utils/deepspeed.py HfDeepSpeedConfig 1.15.0, run",
+)  # fmt: skip
+def strict_json(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A file that DeepSpeed reads and Hugging Face, which takes strict JSON, doesn't."""
+    for file in files.of("deepspeed_json") if settings.huggingface else ():
+        if file.value is None:
+            continue
+        try:
+            json.loads(file.text)
+        except ValueError as error:
+            at = Position(getattr(error, "lineno", 1), getattr(error, "colno", 1))
+            message = (
+                "DeepSpeed reads comments, trailing commas and bare words; Hugging Face raises "
+                "JSONDecodeError."
+            )
+            yield Hit(file.name, at, message, "Write strict JSON: no comment, no comma before a bracket.")
+        except RecursionError:
+            continue
+
+
+@rule(
+    "huggingface.fsdp", severity="error", raised_by="transformers",
+    evidence="huggingface/transformers:src/transformers/training_args.py, trainer.py 5.24.0",
+)  # fmt: skip
+def fsdp(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """FSDP and DeepSpeed asked for together."""
+    given = arguments(files)
+    if given.get("deepspeed") and given.get("fsdp") and given["fsdp"].value not in ("", False, None, []):
+        message = "fsdp together with deepspeed: the Trainer raises ValueError."
+        yield Hit(given["fsdp"].name, given["fsdp"].at, message, "Keep one of them.")
+
+
+@rule(
+    "huggingface.optimizer", severity="info", raised_by="nobody",
+    evidence="huggingface/transformers:src/transformers/integrations/deepspeed.py deepspeed_optim_sched 5.24.0",
+)  # fmt: skip
+def optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Settings of the Trainer that an optimizer or scheduler section in the file overrides."""
+    given = arguments(files)
+    for config in configs(plan, files, settings):
+        for name, section in (("optim", "optimizer"), ("lr_scheduler_type", "scheduler")):
+            chosen = given.get(name)
+            if (
+                chosen
+                and isinstance(config.get(f"{section}.type"), str)
+                and not _agree(chosen.value, config, section)
+            ):
+                message = (
+                    f"{name} {chosen.value} is not used: the {section} section says "
+                    f"{config.get(f'{section}.type')}."
+                )
+                yield Hit(chosen.name, chosen.at, message, f"Delete the {section} section, or {name}.")
+
+
+_SAME = {"linear": ("WarmupDecayLR",), "constant_with_warmup": ("WarmupLR",), "cosine": ("WarmupCosineLR",)}
+
+
+def _agree(chosen: Any, config: Config, section: str) -> bool:
+    kind = str(config.get(f"{section}.type"))
+    if section == "scheduler":
+        return kind in _SAME.get(str(chosen), ())
+    return str(chosen).partition("_")[0].lower() == kind.lower()

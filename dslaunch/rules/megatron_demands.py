@@ -1,0 +1,61 @@
+"""What Megatron-LM refuses of combined flags, as rows of tables: a row is a condition, from version to version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dslaunch.files.fileset import FileSet
+from dslaunch.planfile import Plan
+from dslaunch.rules.megatron_run import NotToldError, Run, stock_runs
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+
+ARGUMENTS = "NVIDIA/Megatron-LM:megatron/training/arguments.py validate_args"
+CONFIG = "megatron/core/transformer/transformer_config.py __post_init__"
+RUN = "core_v0.12.3, 0.13.1, 0.14.0, 0.15.3, 0.16.1, 0.17.1, 0.18.2 and 0.19.0, run"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One check of Megatron's. Without `since` and `before` each version that has the flag makes it."""
+
+    flag: str
+    """Where the finding stands."""
+    refused: Callable[[Run], bool]
+    """Whether Megatron stops; raises NotToldError where that isn't told."""
+    message: str
+    fix: str
+    since: str = ""
+    """The first version of megatron-core that checks it."""
+    before: str = ""
+    """The first that no longer does."""
+
+    def applies(self, run: Run) -> bool:
+        """Whether the version makes this check, and refuses the run."""
+        try:
+            return run.between(self.since, self.before) and self.refused(run)
+        except NotToldError:
+            return False
+
+    def message_for(self) -> str:
+        """The message with the versions that it holds for."""
+        span = f"since core {self.since}" if self.since else ""
+        if self.before:
+            span = f"{span} and before core {self.before}" if span else f"before core {self.before}"
+        return f"{self.message}; Megatron stops at start-up{f' ({span})' if span else ''}."
+
+
+def demands(
+    rule_id: str, summary: str, table: Sequence[Demand], *, evidence: str = f"{ARGUMENTS} at {RUN}"
+) -> None:
+    """Register one rule that checks every row of a table."""
+
+    def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+        for run in stock_runs(files, settings):
+            for demand in table:
+                if demand.applies(run):
+                    yield run.hit(demand.flag, demand.message_for(), demand.fix)
+
+    check.__doc__ = summary
+    rule(rule_id, severity="error", raised_by="megatron", evidence=evidence, framework="megatron")(check)

@@ -1,0 +1,130 @@
+"""What Megatron wants of the environment, and flags that do nothing without another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from dslaunch.files.fileset import FileSet
+from dslaunch.planfile import Plan
+from dslaunch.rules.megatron_demands import ARGUMENTS, RUN
+from dslaunch.rules.megatron_run import NotToldError, Run, stock_runs
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@rule(
+    "megatron.connections", severity="error", raised_by="megatron", evidence=f"{ARGUMENTS} at {RUN}",
+    framework="megatron",
+)  # fmt: skip
+def connections(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Tensor or context parallelism before Blackwell without CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron stops."""
+    for run in stock_runs(files, settings):
+        try:
+            value = _environment(run, files)
+            if value == "1" or not _wants_one(run):
+                continue
+        except NotToldError:
+            continue
+        why = "with tensor or context parallelism Megatron wants 1 on GPUs before Blackwell"
+        flags = ("--tensor-model-parallel-size", "--context-parallel-size")
+        fix = f"export {_CONNECTIONS}=1 before the launch."
+        if value is None and run.program:
+            found = run.hit(flags, f"nothing here sets {_CONNECTIONS}; {why}.", fix)
+            yield Hit(found.name, found.at, found.message, fix, severity="info")
+        elif value is not None:
+            yield run.hit(flags, f"{_CONNECTIONS} is {value}; {why}, and stops at start-up.", fix)
+
+
+def _environment(run: Run, files: FileSet) -> str | None:
+    """The value in the same script, or in a file of assignments beside it."""
+    own = run.environment(_CONNECTIONS)
+    if own is not None:
+        return own
+    for file in files.of("env", "shell"):
+        for each in file.assignments:
+            if each.name == _CONNECTIONS:
+                return each.value
+    return None
+
+
+def _wants_one(run: Run) -> bool:
+    free = run.on("--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp")
+    free = free or run.on("--overlap-moe-expert-parallel-comm")
+    return not free and (run.tp > 1 or run.cp > 1)
+
+
+_WITHOUT: Mapping[str, tuple[Callable[[Run], bool], str]] = {
+    "--num-query-groups": (lambda r: not r.on("--group-query-attention"), "--group-query-attention"),
+    "--sequence-parallel": (lambda r: r.tp == 1, "a --tensor-model-parallel-size above 1"),
+    "--recompute-num-layers": (
+        lambda r: not r.on("--recompute-granularity", "--recompute-activations"), "--recompute-granularity",
+    ),
+    "--recompute-method": (
+        lambda r: not r.on("--recompute-granularity", "--recompute-activations"), "--recompute-granularity",
+    ),
+    "--recompute-modules": (
+        lambda r: not r.on("--recompute-granularity", "--recompute-activations"), "--recompute-granularity",
+    ),
+    "--fp8-recipe": (lambda r: not r.on("--fp8-format"), "--fp8-format"),
+    "--fp8-amax-history-len": (lambda r: not r.on("--fp8-format"), "--fp8-format"),
+    "--fp8-amax-compute-algo": (lambda r: not r.on("--fp8-format"), "--fp8-format"),
+    "--moe-grouped-gemm": (lambda r: r.experts == 0, "--num-experts"),
+    "--moe-router-topk": (lambda r: r.experts == 0, "--num-experts"),
+    "--moe-token-dispatcher-type": (lambda r: r.experts == 0, "--num-experts"),
+    "--replication-jump": (lambda r: not r.on("--replication"), "--replication"),
+}  # fmt: skip
+
+
+@rule(
+    "megatron.ignored-flag", severity="wrong", raised_by="nobody", evidence=f"{ARGUMENTS} at {RUN}",
+    framework="megatron",
+)  # fmt: skip
+def ignored(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A flag that does nothing without another one."""
+    for run in stock_runs(files, settings):
+        for flag, (useless, needs) in _WITHOUT.items():
+            try:
+                if run.arguments.has(flag) and useless(run):
+                    message = f"{flag} without {needs}: Megatron passes it over."
+                    yield run.hit(flag, message, f"Add {needs}, or take {flag} out.")
+            except NotToldError:
+                continue
+
+
+@rule(
+    "megatron.fsdp-strategy", severity="memory", raised_by="nobody", framework="megatron", until="0.17.1",
+    evidence="NVIDIA/Megatron-LM:megatron/training/arguments.py --data-parallel-sharding-strategy: no_shard "
+    "at core_v0.12.0 to core_v0.17.1, optim_grads_params from core_v0.18.0",
+)  # fmt: skip
+def fsdp_strategy(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Megatron's FSDP without a sharding strategy: nothing is sharded."""
+    for run in stock_runs(files, settings):
+        flags = ("--use-megatron-fsdp", "--use-custom-fsdp")
+        try:
+            if (
+                run.version
+                and run.on(*flags)
+                and run.text("--data-parallel-sharding-strategy", "no_shard") == "no_shard"
+            ):
+                message = "FSDP without a --data-parallel-sharding-strategy: every rank keeps everything."
+                yield run.hit(flags, message, "Add --data-parallel-sharding-strategy optim_grads_params.")
+        except NotToldError:
+            continue
+
+
+@rule(
+    "megatron.expert-sequence-parallel", severity="error", raised_by="megatron", framework="megatron",
+    evidence="NVIDIA/Megatron-LM:megatron/core/transformer/moe/moe_layer.py forward at core_v0.12.3 to "
+    "core_v0.19.0",
+)  # fmt: skip
+def expert_sequence_parallel(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Experts under tensor parallelism without sequence parallelism; its first forward pass raises."""
+    for run in stock_runs(files, settings):
+        try:
+            if run.experts and run.tp > 1 and not run.on("--sequence-parallel"):
+                message = "experts and tensor parallelism without --sequence-parallel; the first step raises."
+                yield run.hit("--num-experts", message, "Add --sequence-parallel.")
+        except NotToldError:
+            continue

@@ -1,0 +1,203 @@
+"""Megatron's arguments as its own validation sees them: given values, or the parser's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from dslaunch.engines.deepspeed_keys import release
+from dslaunch.engines.megatron_catalogue import (
+    megatron_catalogue,
+    megatron_deepspeed_catalogue,
+    megatron_versions,
+)
+from dslaunch.engines.versions import named
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.flags import Arguments, Flag, is_told
+from dslaunch.files.megatron import is_megatron
+from dslaunch.files.position import Position
+from dslaunch.rules.registry import Edit, Hit, Severity
+from dslaunch.rules.settings import Settings
+
+_ELSEWHERE = (
+    "--use-checkpoint-args", "--use-mp-args-from-checkpoint-args", "--yaml-cfg", "--export-kd-teacher-load",
+    "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json",
+    "--hybrid-layer-pattern", "--hybrid-override-pattern", "--perform-rl-step",
+)  # fmt: skip
+"""Flags that let a checkpoint, a file or a pattern decide what other flags say."""
+
+
+@cache
+def _of_deepspeed() -> frozenset[str]:
+    """Flags that only Megatron-DeepSpeed has."""
+    stock = megatron_catalogue(megatron_versions()[-1]).elsewhere
+    return frozenset(megatron_deepspeed_catalogue().arguments) - frozenset(stock)
+
+
+class NotToldError(Exception):
+    """A value that only a running shell, or a file elsewhere, would tell."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The arguments of one start of Megatron. Every accessor raises NotToldError where a value isn't told."""
+
+    file: File
+    arguments: Arguments
+    settings: Settings
+    program: str = ""
+    """The script's name, without folders; empty where the arguments stand alone."""
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether it is Megatron-DeepSpeed."""
+        return self.arguments.has("--deepspeed", *_of_deepspeed())
+
+    @property
+    def version(self) -> str:
+        """Of megatron-core: 0.16 means the newest 0.16.x; empty where it isn't known."""
+        return named(self.settings.megatron_version, megatron_versions())
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether a flag that isn't here isn't given."""
+        return self.arguments.complete and not self.arguments.has(*_ELSEWHERE)
+
+    def on(self, *flags: str) -> bool:
+        """Whether one of these flags is given."""
+        if not self.arguments.has(*flags) and not self.whole:
+            raise NotToldError(flags[0])
+        return self.arguments.has(*flags)
+
+    def text(self, flag: str, default: str = "") -> str:
+        """The last value of `flag`, or what the parser takes for it."""
+        if not self.on(flag):
+            return default
+        value = self.arguments.value(flag)
+        if value is None or not is_told(value):
+            raise NotToldError(flag)
+        return value
+
+    def texts(self, flag: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """All values of `flag`."""
+        if not self.on(flag):
+            return default
+        found = self.arguments.flag(flag)
+        assert found is not None
+        if not all(is_told(value) for value in found.values):
+            raise NotToldError(flag)
+        return found.values
+
+    def size(self, flag: str, default: int | None = None) -> int:
+        """The last value of `flag` as a whole number; NotToldError where it is none: another rule's matter."""
+        try:
+            return int(self.text(flag, "" if default is None else str(default)))
+        except ValueError:
+            raise NotToldError(flag) from None
+
+    def number(self, flag: str, default: float | None = None) -> float:
+        """The last value of `flag` as a number."""
+        try:
+            return float(self.text(flag, "" if default is None else str(default)))
+        except ValueError:
+            raise NotToldError(flag) from None
+
+    def environment(self, name: str) -> str | None:
+        """The value that the same script gives to a variable; None where it gives none."""
+        values = [each.value for each in self.file.assignments if each.name == name]
+        if values and not is_told(values[-1]):
+            raise NotToldError(name)
+        return values[-1] if values else None
+
+    def at(self, *flags: str) -> Position:
+        """Where the last of these flags stands, or the first one there is."""
+        found = self.arguments.flag(*flags) or next(iter(self.arguments.flags), None)
+        return found.at if found else self.arguments.position()
+
+    def hit(self, flags: str | tuple[str, ...], message: str, fix: str) -> Hit:
+        """A finding at the last of these flags that is given."""
+        return Hit(self.file.name, self.at(*((flags,) if isinstance(flags, str) else flags)), message, fix)
+
+    def hit_at(
+        self,
+        flag: Flag,
+        message: str,
+        fix: str,
+        *,
+        severity: Severity | None = None,
+        edit: Edit | None = None,
+    ) -> Hit:
+        """A finding at one flag."""
+        return Hit(self.file.name, flag.at, message, fix, severity, edit=edit)
+
+    def between(self, since: str, before: str) -> bool:
+        """Whether the version is from `since` on and older than `before`; False where that isn't known."""
+        if not self.version:
+            return not since and not before
+        known = release(self.version)
+        return (not since or release(since) <= known) and (not before or known < release(before))
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        if self.settings.world_size is None:
+            raise NotToldError("world size")
+        return self.settings.world_size
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel size."""
+        return self._degree("--tensor-model-parallel-size")
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+        return self._degree("--pipeline-model-parallel-size")
+
+    @property
+    def cp(self) -> int:
+        """Context-parallel size."""
+        return self._degree("--context-parallel-size")
+
+    @property
+    def ep(self) -> int:
+        """Expert-parallel size."""
+        return self._degree("--expert-model-parallel-size")
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0 where it has none."""
+        return self.size("--num-experts", 0)
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share one expert."""
+        return self.size("--expert-tensor-parallel-size", self.tp)
+
+    def _degree(self, flag: str) -> int:
+        """A degree of parallelism; 0 and less are flags.value's matter."""
+        size = self.size(flag, 1)
+        if size < 1:
+            raise NotToldError(flag)
+        return size
+
+
+def runs(files: FileSet, settings: Settings) -> Iterator[Run]:
+    """Every start of Megatron-LM or Megatron-DeepSpeed among the files."""
+    for file in files.of("megatron_args"):
+        yield Run(file, file.value, settings)
+    for file, command in files.launches():
+        if is_megatron(command):
+            script = command.script.text if command.script else ""
+            yield Run(file, command.arguments, settings, script.rpartition("/")[2])
+
+
+def stock_runs(files: FileSet, settings: Settings) -> Iterator[Run]:
+    """Those of Megatron-LM."""
+    return (run for run in runs(files, settings) if not run.is_deepspeed)
+
+
+def deepspeed_runs(files: FileSet, settings: Settings) -> Iterator[Run]:
+    """Those of Megatron-DeepSpeed."""
+    return (run for run in runs(files, settings) if run.is_deepspeed)

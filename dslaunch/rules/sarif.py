@@ -1,0 +1,71 @@
+"""Findings as SARIF 2.1.0 (OASIS Standard, 2020): what code hosts and editors read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from dslaunch import __version__
+from dslaunch.planfile import Finding
+from dslaunch.rules.registry import Rule, rules
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LEVELS = {"error": "error", "hang": "error", "wrong": "error", "info": "note"}
+"""The others are warnings (section 3.27.10)."""
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)")
+
+
+def format_sarif(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
+    """One run with the rules that spoke; waived findings are results with a suppression."""
+    named = sorted({finding.rule for finding in (*findings, *waived)})
+    results = [_result(finding, named, waived=False) for finding in findings]
+    results += [_result(finding, named, waived=True) for finding in waived]
+    driver = {
+        "name": "dslaunch",
+        "version": __version__,
+        "rules": [_descriptor(rules()[rule_id]) for rule_id in named],
+    }
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, sort_keys=True) + "\n"
+
+
+def _descriptor(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.summary},
+        "help": {"text": f"dslaunch explain {rule.id}"},
+        "defaultConfiguration": {"level": _LEVELS.get(rule.severity, "warning")},
+        "properties": {"severity": rule.severity, "evidence": rule.evidence, "raisedBy": rule.raised_by},
+    }
+
+
+def _result(finding: Finding, named: Sequence[str], *, waived: bool) -> dict[str, Any]:
+    fix = f" Fix: {finding.fix}" if finding.fix else ""
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "ruleIndex": named.index(finding.rule),
+        "level": _LEVELS.get(finding.severity, "warning"),
+        "message": {"text": f"{finding.message}{fix}"},
+        "locations": [_location(finding.where)],
+        "properties": {"severity": finding.severity},
+    }
+    return {**result, "suppressions": [{"kind": "external"}]} if waived else result
+
+
+def _location(where: str) -> dict[str, Any]:
+    """A place in a file, or a key of the configuration."""
+    match = _PLACE.fullmatch(where)
+    if match is None:
+        return {"logicalLocations": [{"fullyQualifiedName": where, "kind": "member"}]}
+    region = {"startLine": int(match["line"]), "startColumn": int(match["column"])}
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(match["file"])}, "region": region}}
+
+
+def _uri(name: str) -> str:
+    """A relative reference, or a file URI (RFC 3986, RFC 8089)."""
+    path = PurePosixPath(name)
+    return f"file://{quote(str(path))}" if path.is_absolute() else quote(str(path), safe="/")

@@ -1,0 +1,269 @@
+"""Training scripts with a loop of their own: data, devices, collectives and files across ranks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from dslaunch.files.fileset import FileSet
+from dslaunch.planfile import Plan
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts_tree import DDP, Call, Script, guards, one_rank_guard, scripts
+from dslaunch.rules.settings import Settings
+
+_DOCS = "PyTorch 2.13 documentation"
+_INIT = "torch.distributed.init_process_group"
+_COLLECTIVES = frozenset({
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
+    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list",
+})  # fmt: skip
+_OF_ENGINES = frozenset({"save_checkpoint", "load_checkpoint", "save_16bit_model"})
+_SHARED_DATA = re.compile(
+    r"DistributedSampler|BatchSampler|split_dataset_by_node|IterableDataset|webdataset|\bwds\b|StreamingDataset"
+    r"|distributed_sampler|get_data_parallel|DataLoader2|shard\(|SequentialDistributed"
+)
+
+
+@rule("script.data-parallel", severity="slow", raised_by="nobody", evidence=f"{_DOCS}: DataParallel")
+def data_parallel(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """torch.nn.DataParallel: one process drives all GPUs, and one node is all it reaches."""
+    for script in scripts(files):
+        if not script.called(DDP) and not script.deepspeed and not script.by_framework:
+            for call in script.called("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
+                message = (
+                    "DataParallel copies the model to every GPU at each step, from one process on one node."
+                )
+                yield script.hit(call, message, "Use DistributedDataParallel under torchrun.")
+
+
+@rule("script.sampler", severity="wrong", raised_by="nobody", evidence=f"{_DOCS}: DistributedSampler")
+def sampler(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Every rank reads the same samples: a DataLoader that shuffles without DistributedSampler."""
+    for script in scripts(files):
+        if not script.own_loop or _SHARED_DATA.search(script.python.text):
+            continue
+        for call in script.called("torch.utils.data.DataLoader"):
+            shuffle = call.keyword("shuffle")
+            shuffles = isinstance(shuffle, ast.Constant) and shuffle.value is True
+            if (
+                shuffles
+                and not call.keyword("sampler")
+                and not call.keyword("batch_sampler")
+                and not call.unpacks
+            ):
+                message = (
+                    "each rank draws from the whole data set by itself: no DistributedSampler shares it out."
+                )
+                yield script.hit(call, message, "Give sampler=DistributedSampler(dataset), and no shuffle.")
+
+
+@rule(
+    "script.set-epoch",
+    severity="wrong",
+    raised_by="nobody",
+    evidence=f"{_DOCS}: DistributedSampler.set_epoch",
+)
+def set_epoch(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A DistributedSampler without set_epoch: the same order in each epoch."""
+    for script in scripts(files):
+        if not script.own_loop or script.methods("set_epoch") or not _epochs(script):
+            continue
+        for call in script.called("torch.utils.data.DistributedSampler"):
+            shuffle = call.keyword("shuffle")
+            ordered = isinstance(shuffle, ast.Constant) and shuffle.value is False
+            if not ordered and not _is_for_evaluation(call):
+                message = "set_epoch is never called: DistributedSampler draws the same order in each epoch."
+                yield script.hit(call, message, "Call sampler.set_epoch(epoch) at the start of each epoch.")
+
+
+def _epochs(script: Script) -> bool:
+    loops = (node for node in ast.walk(script.python.tree) if isinstance(node, ast.For))
+    return any("epoch" in ast.unparse(loop.target) for loop in loops)
+
+
+def _is_for_evaluation(call: Call) -> bool:
+    around = next((node for node in call.around if isinstance(node, ast.Assign)), None)
+    text = ast.unparse(around).lower() if around else ast.unparse(call.node).lower()
+    return re.search(r"val|test|eval|dev_", text) is not None
+
+
+@rule("script.device", severity="memory", raised_by="nobody", evidence=f"{_DOCS}: torch.cuda.set_device")
+def device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A bare "cuda" and no set_device: all processes of a node use GPU 0."""
+    for script in scripts(files):
+        chosen = (
+            script.methods("set_device", "set_device_index") or "CUDA_VISIBLE_DEVICES" in script.python.text
+        )
+        if not script.own_loop or chosen or script.deepspeed or script.called("deepspeed.init_distributed"):
+            continue
+        bare = [call for call in script.calls if _is_bare(call)]
+        if bare:
+            message = 'a bare "cuda" is GPU 0 in every process, and nothing here calls torch.cuda.set_device.'
+            fix = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first.'
+            yield script.hit(bare[0], message, fix)
+
+
+def _is_bare(call: Call) -> bool:
+    named = any(isinstance(each, ast.Constant) and each.value == "cuda" for each in call.node.args)
+    return (call.method in ("to", "device") and named) or (call.method == "cuda" and not call.node.args)
+
+
+@rule(
+    "script.collective-under-rank", severity="hang", raised_by="nobody", evidence=f"{_DOCS}; DeepSpeed#6836"
+)
+def collective(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A collective that one rank calls and the others don't, or the reverse: they wait for ever."""
+    for script in scripts(files):
+        calls = [call for call in script.calls if _is_collective(script, call)]
+        for call in calls:
+            told = one_rank_guard(call)
+            if told is None or call.keyword("group") is not None:
+                continue
+            where = _function(call)
+            others = (each for each in calls if each.method == call.method and _function(each) is where)
+            if not any(one_rank_guard(each) is (not told) for each in others):
+                message = f"{call.method} needs every rank, and only some get here: the others wait for ever."
+                yield script.hit(call, message, "Call it on all ranks, outside of the condition.")
+
+
+def _is_collective(script: Script, call: Call) -> bool:
+    of_torch = call.owner in ("torch.distributed", "deepspeed.comm") and call.method in _COLLECTIVES
+    return of_torch or (call.method in _OF_ENGINES and call.owner in script.engines)
+
+
+def _function(call: Call) -> ast.AST | None:
+    return next((node for node in call.around if isinstance(node, ast.FunctionDef)), None)
+
+
+@rule(
+    "script.save-on-every-rank",
+    severity="wrong",
+    raised_by="nobody",
+    evidence=f"{_DOCS}: DistributedDataParallel",
+)
+def save(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Every rank writes the same file: it may end up torn."""
+    for script in scripts(files):
+        if not script.own_loop or not script.called(DDP) or script.deepspeed:
+            continue
+        for call in script.called("torch.save"):
+            if not _guarded(script, call) and not _named_by_rank(call):
+                message = "every rank writes this file, one over the other."
+                yield script.hit(
+                    call, message, "Write it under `if dist.get_rank() == 0:`, then call barrier."
+                )
+
+
+def _guarded(script: Script, call: Call) -> bool:
+    """Whether a condition on the rank is around the call, before it, or around a call of its function."""
+    if any(re.search(r"rank|main|master|should_save", ast.unparse(node.test)) for node, _ in guards(call)):
+        return True
+    function = _function(call)
+    if function is None:
+        return False
+    assert isinstance(function, ast.FunctionDef)
+    if re.search(r"rank|is_main|is_master", "\n".join(_tests(function))):
+        return True
+    uses = [each for each in script.calls if each.method == function.name]
+    return not uses or any(_guarded(script, each) for each in uses if _function(each) is not function)
+
+
+def _tests(function: ast.FunctionDef) -> Iterator[str]:
+    """The conditions of a function that end it early."""
+    for node in function.body:
+        if isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in node.body):
+            yield ast.unparse(node.test)
+
+
+def _named_by_rank(call: Call) -> bool:
+    return "rank" in "".join(ast.unparse(each) for each in call.node.args[1:])
+
+
+@rule(
+    "script.module-prefix", severity="wrong", raised_by="nobody", evidence=f"{_DOCS}: DistributedDataParallel"
+)
+def module_prefix(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """The state of the wrapped model is saved: each name begins with module."""
+    for script in scripts(files):
+        wrapped = script.assigned(DDP)
+        for call in script.methods("state_dict") if script.own_loop else ():
+            inside = any(
+                isinstance(node, ast.Call) and script.name(node.func) == "torch.save" for node in call.around
+            )
+            if inside and call.owner in wrapped:
+                message = f"{call.owner} is wrapped: every name in the file begins with `module.`"
+                yield script.hit(call, message, f"Save {call.owner}.module.state_dict().")
+
+
+@rule(
+    "script.timeout",
+    severity="info",
+    raised_by="nobody",
+    evidence=f"{_DOCS}: init_process_group, default 10 minutes",
+)
+def timeout(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """No timeout for the process group: NCCL's 10 minutes, too short for some starts, too long for others."""
+    for script in scripts(files):
+        for call in script.called(_INIT, "deepspeed.init_distributed") if script.own_loop else ():
+            if call.keyword("timeout") is None and not call.unpacks:
+                message = (
+                    f"{call.method} without a timeout: a lost rank is noticed after 10 minutes (gloo: 30)."
+                )
+                yield script.hit(
+                    call, message, "Give timeout=timedelta(minutes=...), longer than the slowest start."
+                )
+
+
+@rule("script.find-unused", severity="slow", raised_by="nobody", evidence=f"{_DOCS}: DistributedDataParallel")
+def find_unused(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """find_unused_parameters=True walks the graph at every step."""
+    for script in scripts(files):
+        for call in script.called(DDP):
+            value = call.keyword("find_unused_parameters")
+            if isinstance(value, ast.Constant) and value.value is True:
+                message = "find_unused_parameters=True walks the whole graph after each forward pass."
+                yield script.hit(call, message, "Leave it out where every parameter gets a gradient.")
+
+
+@rule("script.item", severity="info", raised_by="nobody", evidence=f"{_DOCS}: Tensor.item synchronises")
+def item(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """.item() at each step waits for the GPU: advice."""
+    for script in scripts(files):
+        for call in script.methods("item") if script.own_loop else ():
+            loop = next((node for node in call.around if isinstance(node, ast.For | ast.While)), None)
+            trains = loop is not None and any(
+                isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(loop)
+            )
+            if trains and call.owner.endswith("loss") and not list(guards(call)):
+                yield script.hit(
+                    call, f"{call.owner}.item() waits for the GPU at each step.", "Log every N steps."
+                )
+
+
+@rule(
+    "script.local-rank", severity="wrong", raised_by="nobody", evidence="torch/distributed/run.py 2.13, run",
+)  # fmt: skip
+def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A script that reads its rank from --local_rank, under torchrun, which passes none."""
+    launched = {
+        command.script.text.rpartition("/")[2]: launcher
+        for _, command in files.launches()
+        if (launcher := command.launcher("torchrun")) and command.script
+    }
+    for script in scripts(files):
+        launcher = launched.get(script.path.rpartition("/")[2])
+        if launcher is None or "LOCAL_RANK" in script.python.text:
+            continue
+        for call in script.methods("add_argument"):
+            names = [str(each.value) for each in call.node.args if isinstance(each, ast.Constant)]
+            if "--local_rank" not in names and "--local-rank" not in names:
+                continue
+            by_module = launcher.spelled == "torch.distributed.launch"
+            if not by_module:
+                message = f"{names[0]} is never given by torchrun: the default is every process's rank."
+                yield script.hit(call, message, 'Read int(os.environ["LOCAL_RANK"]).')
+            elif "--local-rank" not in names:
+                message = "since torch 2.0 it is --local-rank that is passed, and argparse refuses that here."
+                yield script.hit(call, message, 'Add "--local-rank" beside "--local_rank".')

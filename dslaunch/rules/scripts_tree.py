@@ -1,0 +1,207 @@
+"""A training script's syntax tree as rules ask for it: calls by their full names, conditions, frameworks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from dslaunch.files.fileset import FileSet
+from dslaunch.files.python import PythonScript
+from dslaunch.rules.registry import Hit
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+_SAME = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": DDP,
+    "torch.utils.data.distributed.DistributedSampler": "torch.utils.data.DistributedSampler",
+}
+_TRAINERS = re.compile(r"(?:\w*Trainer|Accelerator|Fabric|LightningModule)")
+_FIRST = re.compile(
+    r"\brank\b|local_rank|global_rank|get_rank\(|process_index|is_main|is_master|main_process|master_process"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, with what stands around it, from the inside out."""
+
+    node: ast.Call
+    name: str
+    """The full name through the file's imports: `torch.distributed.barrier`; `loss.backward` for a method."""
+    around: tuple[ast.AST, ...]
+
+    @property
+    def method(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def owner(self) -> str:
+        """What stands before the last dot."""
+        return self.name.rpartition(".")[0]
+
+    def keyword(self, name: str) -> ast.expr | None:
+        """The value of a keyword argument, or None."""
+        return next((each.value for each in self.node.keywords if each.arg == name), None)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether `**options` may hold more keywords."""
+        return any(each.arg is None for each in self.node.keywords)
+
+
+@dataclass(frozen=True)
+class Script:
+    """One Python file."""
+
+    path: str
+    """The file's name."""
+    python: PythonScript
+
+    @cached_property
+    def imports(self) -> dict[str, str]:
+        """Local name -> full name."""
+        found: dict[str, str] = {}
+        for node in ast.walk(self.python.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    found[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        return found
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """Every call, in the order of the lines."""
+        found = list(self._walk(self.python.tree, ()))
+        return tuple(sorted(found, key=lambda call: (call.node.lineno, call.node.col_offset)))
+
+    def _walk(self, node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[Call]:
+        if isinstance(node, ast.Call) and (name := self.name(node.func)):
+            yield Call(node, name, around)
+        for child in ast.iter_child_nodes(node):
+            yield from self._walk(child, (node, *around))
+
+    def name(self, node: ast.expr) -> str:
+        """The full dotted name of an expression; empty where it is none."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        full = ".".join([self.imports.get(node.id, node.id), *parts])
+        return _SAME.get(full, full)
+
+    def called(self, *names: str) -> list[Call]:
+        """The calls with one of these full names."""
+        return [call for call in self.calls if call.name in names]
+
+    def methods(self, *names: str) -> list[Call]:
+        """The calls whose last part is one of these."""
+        return [call for call in self.calls if call.method in names]
+
+    def assigned(self, function: str, *, first: bool = False) -> set[str]:
+        """Names that hold what calls of `function` return; the first of several where `first`."""
+        held: set[str] = set()
+        for node in ast.walk(self.python.tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                if self.name(node.value.func) != function:
+                    continue
+                target = node.targets[0]
+                if isinstance(target, ast.Tuple):
+                    target = target.elts[0] if first else target
+                held.add(ast.unparse(target))
+        return held
+
+    @cached_property
+    def by_framework(self) -> bool:
+        """Whether a Trainer, Accelerate or Lightning does the distributed part."""
+        used = {full.rpartition(".")[2] for full in self.imports.values()}
+        used |= {call.method for call in self.calls}
+        bases = {
+            self.name(base).rpartition(".")[2]
+            for node in ast.walk(self.python.tree) if isinstance(node, ast.ClassDef) for base in node.bases
+        }  # fmt: skip
+        return any(_TRAINERS.fullmatch(name) for name in used | bases)
+
+    @cached_property
+    def own_loop(self) -> bool:
+        """Whether the file itself sets up ranks and steps an optimizer or engine."""
+        sets_up = self.called("torch.distributed.init_process_group", "deepspeed.init_distributed", DDP)
+        return bool(sets_up or self.deepspeed) and bool(self.methods("backward")) and not self.by_framework
+
+    @cached_property
+    def engines(self) -> set[str]:
+        """Names that hold what deepspeed.initialize returns first."""
+        return self.assigned("deepspeed.initialize", first=True)
+
+    @cached_property
+    def deepspeed(self) -> list[Call]:
+        """Calls of deepspeed.initialize."""
+        return self.called("deepspeed.initialize")
+
+    def hit(self, call: Call, message: str, fix: str) -> Hit:
+        """A finding at a call."""
+        return Hit(self.path, self.python.at(call.node), message, fix)
+
+
+def scripts(files: FileSet) -> Iterator[Script]:
+    """The Python files."""
+    return (_script(file.name, python) for file, python in files.pythons())
+
+
+@lru_cache(maxsize=64)
+def _script(path: str, python: PythonScript) -> Script:
+    """One for all rules, so that the tree is walked once."""
+    return Script(path, python)
+
+
+def guards(call: Call) -> Iterator[tuple[ast.If, bool]]:
+    """The `if` statements around a call within its function, and whether it stands in the first branch."""
+    child: ast.AST = call.node
+    for node in call.around:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        if isinstance(node, ast.If) and child is not node.test:
+            yield node, child in node.body
+        child = node
+
+
+def on_one_rank(test: ast.expr) -> bool | None:
+    """Whether a condition holds on one rank (True), on all others (False), or is about something else (None)."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = on_one_rank(test.operand)
+        if inner is None:
+            return True if _FIRST.search(ast.unparse(test.operand)) and _is_rank(test.operand) else None
+        return not inner
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and _is_rank(test.left):
+        right = test.comparators[0]
+        zero = isinstance(right, ast.Constant) and right.value == 0 and right.value is not False
+        if zero and isinstance(test.ops[0], ast.Eq | ast.NotEq):
+            return isinstance(test.ops[0], ast.Eq)
+    text = ast.unparse(test)
+    if isinstance(test, ast.Call | ast.Name | ast.Attribute) and re.search(
+        r"is_(?:main|master)|(?:main|master)_process$", text
+    ):
+        return True
+    return None
+
+
+def _is_rank(node: ast.expr) -> bool:
+    text = ast.unparse(node)
+    return isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) and bool(_FIRST.search(text))
+
+
+def one_rank_guard(call: Call) -> bool | None:
+    """True: only the first rank gets to the call; False: all but it; None: no such condition is around it."""
+    for node, first_branch in guards(call):
+        told = on_one_rank(node.test)
+        if told is not None:
+            return told if first_branch else not told
+    return None

@@ -1,0 +1,102 @@
+"""Which rules speak, and how loud: --select and --ignore, a site's settings, and comments in the files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import Position
+from dslaunch.rules.registry import Hit, Rule, Severity, rules
+
+_COMMENT = re.compile(r"(?:#|//)\s*dslaunch:\s*ignore\[([^\]\n]*)\]")
+_ALONE = re.compile(r"\s*(?:#|//)\s*dslaunch:")
+_WITH_COMMENTS = frozenset({
+    "accelerate", "deepspeed_json", "env", "hf_arguments", "hostfile", "json", "megatron_args", "python", "shell",
+    "yaml",
+})  # fmt: skip
+"""Kinds whose reader passes over comments; DeepSpeed reads its JSON as hjson."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rules by id or by the part of it before the dot."""
+
+    select: frozenset[str] = frozenset()
+    """Ids that speak; empty: all do."""
+    ignore: frozenset[str] = frozenset()
+    severities: Mapping[str, Severity] = field(default_factory=dict)
+    """By rule, what a site takes its findings for."""
+
+    def takes(self, rule: Rule) -> bool:
+        """Whether the rule is asked at all."""
+        return (not self.select or rule.id in self.select) and rule.id not in self.ignore
+
+
+EVERY_RULE = Selection()
+
+
+def named(words: Iterable[str], option: str) -> frozenset[str]:
+    """The rules that words such as `zero.pp-stage`, `batch` or `key.type,key.range` mean.
+
+    Raises:
+        ConfigError: a word that is neither a rule nor the first part of one.
+    """
+    subjects = {rule_id.partition(".")[0] for rule_id in rules()}
+    found: set[str] = set()
+    for word in (part.strip() for text in words for part in text.split(",")):
+        if word in rules():
+            found.add(word)
+        elif word.removesuffix(".*") in subjects:
+            found |= {rule_id for rule_id in rules() if rule_id.startswith(f"{word.removesuffix('.*')}.")}
+        else:
+            near = nearest(word, [*rules(), *subjects])
+            raise ConfigError(
+                f"{option} {word}: no rule or subject is called so.{near} Subjects: {listed(sorted(subjects))}; "
+                "`dslaunch explain` lists the rules."
+            )
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Comment:
+    """`dslaunch: ignore[RULE, ...]` in a file."""
+
+    rules: tuple[str, ...]
+    at: Position
+    first: int
+    last: int
+    """The lines it is about."""
+
+
+def comments(file: File) -> Iterator[Comment]:
+    """The comments of a file; one on a line of its own is about the next command or line."""
+    if file.kind not in _WITH_COMMENTS or "dslaunch:" not in file.text:
+        return
+    lines = file.text.splitlines()
+    for number, line in enumerate(lines, 1):
+        match = _COMMENT.search(line)
+        if match is None:
+            continue
+        first = number + 1 if _ALONE.match(line) else number
+        last = first
+        while last <= len(lines) and lines[last - 1].endswith("\\"):
+            last += 1
+        names = tuple(name.strip() for name in match[1].split(","))
+        yield Comment(names, Position(number, match.start() + 1), first, last)
+
+
+def silenced(files: FileSet) -> Mapping[str, list[Comment]]:
+    """The comments by file name."""
+    found = {file.name: list(comments(file)) for file in files.files}
+    return {name: all_of_it for name, all_of_it in found.items() if all_of_it}
+
+
+def is_silenced(rule: Rule, hit: Hit, by_file: Mapping[str, list[Comment]]) -> bool:
+    """Whether a comment in the file names this rule for this line."""
+    return hit.at is not None and any(
+        rule.id in comment.rules and comment.first <= hit.at.line <= comment.last
+        for comment in by_file.get(hit.name, ())
+    )

@@ -1,0 +1,153 @@
+"""What a batch script's shell does too early, on the wrong host, or not at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dslaunch.files.fileset import FileSet
+from dslaunch.files.lexer import tokens
+from dslaunch.files.position import Lines, Position
+from dslaunch.files.shell import Assignment
+from dslaunch.planfile import Plan
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+from dslaunch.rules.slurm_job import Job, jobs, steps
+
+_RAN = "SLURM 22.05, run"
+_PER_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|NODEID|LOCALID|TASK_PID)\b")
+_RANKS = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK"})
+_LOCAL = re.compile(r"localhost|127\.0\.0\.1|0\.0\.0\.0")
+_OWN_NAME = re.compile(r"\$\(hostname\b.*|\$HOSTNAME|\$\{HOSTNAME\}|\$SLURMD_NODENAME|`hostname`")
+_FIX_INNER = "Let each task fill it in: srun bash -c '...' in single quotes, or a script that srun starts."
+
+
+@rule(
+    "slurm.early-expansion",
+    severity="hang",
+    raised_by="nobody",
+    evidence=f"huggingface/accelerate#2816; {_RAN}",
+)
+def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A task's own number, filled in by the batch script's shell: every node gets 0."""
+    for job in jobs(files):
+        for command in steps(job):
+            words = [word for launcher in command.launchers for word in _words(job, launcher.at)]
+            for text, at in words if command.launcher("srun") else ():
+                message = (
+                    f"{text} is filled in on the first node, before srun starts: every task gets the same."
+                )
+                yield Hit(job.file.name, at, message, _FIX_INNER)
+        for each in _at_top(job):
+            if each.name in _RANKS and _PER_TASK.search(each.value):
+                message = f"{each.name}={each.value} in the batch script is 0 on every node and task."
+                yield Hit(job.file.name, each.at, message, _FIX_INNER)
+        yield from _heredocs(job)
+
+
+def _words(job: Job, at: Position) -> Iterator[tuple[str, Position]]:
+    """Words of the command at `at` that the batch shell fills in with a task's number."""
+    for command in job.script.commands:
+        if any(word.at == at for word in command.words):
+            for word in command.words:
+                if _PER_TASK.search(word.text) and not word.late:
+                    yield word.text, word.at
+            return
+
+
+def _heredocs(job: Job) -> Iterator[Hit]:
+    for command in job.script.commands:
+        body = command.heredoc
+        match = _PER_TASK.search(body.text) if body and body.expands else None
+        if body is not None and match is not None:
+            at = Lines(job.file.text).position(_offset(job.file.text, body.at) + match.start())
+            message = (
+                f"{match[0]} in a heredoc is filled in when the text is written: every task gets the same."
+            )
+            yield Hit(job.file.name, at, message, "Quote the delimiter (<<'EOF'), or write \\$ in it.")
+
+
+def _offset(text: str, at: Position) -> int:
+    lines = text.splitlines(keepends=True)
+    return sum(len(line) for line in lines[: at.line - 1]) + at.column - 1
+
+
+def _at_top(job: Job) -> Iterator[Assignment]:
+    """Assignments that the batch script's own shell makes: words of their own, outside of quotes and heredocs."""
+    text = job.file.text
+    starts = (
+        {token.start for token in tokens(text) if token.kind == "word"} if not job.script.problems else set()
+    )
+    for each in job.script.assignments:
+        if _offset(text, each.at) in starts:
+            yield each
+
+
+@rule(
+    "slurm.master-address",
+    severity="hang",
+    raised_by="nobody",
+    evidence=f"{_RAN}; torch 2.13 env:// rendezvous",
+)
+def master_address(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A master address that each node takes for itself: they wait for each other for ever."""
+    for job in jobs(files):
+        if job.nodes is None or job.nodes < 2:
+            continue
+        top = {each.at for each in _at_top(job)}
+        for each in job.script.assignments:
+            if each.name != "MASTER_ADDR":
+                continue
+            own_host = _OWN_NAME.fullmatch(each.value) and each.at not in top and _inner(job, each)
+            if _LOCAL.fullmatch(each.value) or own_host:
+                message = f"MASTER_ADDR={each.value} names each node itself, on {job.nodes} nodes."
+                fix = 'Set it once: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1).'
+                yield Hit(job.file.name, each.at, message, fix)
+
+
+def _inner(job: Job, each: Assignment) -> bool:
+    """Whether the assignment stands in text that srun's tasks read, in single quotes."""
+    late = (word for command in job.script.commands for word in command.words if word.late)
+    return any(word.at.line == each.at.line for word in late)
+
+
+@rule(
+    "slurm.signal",
+    severity="wrong",
+    raised_by="nobody",
+    evidence=f"the manual page of sbatch, --signal; {_RAN}",
+)
+def signal(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """--signal and trap that miss each other."""
+    for job in jobs(files):
+        asked = job.directive("--signal")
+        traps = [command for command in job.script.commands if command.words[0].text == "trap"]
+        if asked is None:
+            continue
+        to_shell = re.match(r"R?B:", asked.value.upper()) is not None
+        if to_shell and not traps:
+            message = (
+                f"--signal={asked.value} goes to the batch shell, which has no trap for it, and dies of it."
+            )
+            yield Hit(job.file.name, asked.at, message, "Add trap 'handler' SIGNAL, or leave B: out.")
+        elif traps and not to_shell:
+            message = f"--signal={asked.value} goes to the steps alone: the script's trap never runs."
+            yield Hit(job.file.name, asked.at, message, f"Write --signal=B:{asked.value}.")
+        elif (
+            traps and to_shell and not any(command.words[0].text == "wait" for command in job.script.commands)
+        ):
+            message = (
+                "bash runs a trap only once the command in front ends: without & and wait it comes too late."
+            )
+            yield Hit(job.file.name, traps[0].at, message, "Put & behind srun, and wait after it.")
+
+
+@rule("slurm.master-port", severity="info", raised_by="nobody", evidence="DeepSpeed#3878, gpt-neox#768")
+def master_port(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A fixed port in a job that may share its first node."""
+    for job in jobs(files):
+        for each in _at_top(job):
+            if each.name == "MASTER_PORT" and each.value.isdecimal() and not job.directive("--exclusive"):
+                message = f"MASTER_PORT={each.value} is the same for every job: two on one node collide."
+                fix = "Take it from the job: MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))."
+                yield Hit(job.file.name, each.at, message, fix)

@@ -1,0 +1,193 @@
+"""srun and what it starts, against the tasks, GPUs and CPUs that the job asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslaunch.files.commands import CommandLine, Launcher
+from dslaunch.files.fileset import FileSet
+from dslaunch.files.flags import Arguments
+from dslaunch.planfile import Plan
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+from dslaunch.rules.slurm_job import jobs, srun_nodes, srun_tasks, steps
+
+_RAN = "SLURM 22.05, run"
+_NPROC = ("--nproc_per_node", "--nproc-per-node")
+_STARTERS = ("torchrun", "accelerate", "deepspeed")
+
+
+def _starter(command: CommandLine) -> Launcher | None:
+    """The program that starts one process per GPU by itself."""
+    found = (command.launcher(name) for name in _STARTERS)
+    return next((launcher for launcher in found if launcher is not None), None)
+
+
+@rule(
+    "slurm.tasks-per-node",
+    severity="hang",
+    raised_by="nobody",
+    evidence=f"torch/distributed/run.py 2.13; {_RAN}",
+)
+def tasks_per_node(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Several launchers on one node: each starts all the processes."""
+    for job in jobs(files):
+        for command in steps(job):
+            srun, starter = command.launcher("srun"), _starter(command)
+            if srun is None or starter is None:
+                continue
+            tasks = srun_tasks(job, srun.options)
+            if tasks is not None and tasks > 1:
+                message = (
+                    f"srun starts {tasks} tasks a node, and each is a {starter.spelled} that starts all processes "
+                    f"of the node: {tasks} times too many, which fight over GPUs and ports."
+                )
+                fix = (
+                    f"Use --ntasks-per-node=1 with {starter.spelled}, or srun with python and a task per GPU."
+                )
+                yield Hit(job.file.name, srun.at, message, fix)
+
+
+@rule("slurm.one-task", severity="slow", raised_by="nobody", evidence=_RAN)
+def one_task(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """srun with python and one task on a node of several GPUs: one process runs."""
+    for job in jobs(files):
+        gpus = job.gpus_per_node
+        for command in steps(job):
+            srun = command.launcher("srun")
+            plain = command.script is not None and command.launchers[-1].program == "python"
+            if srun is None or not plain or not gpus or gpus < 2:
+                continue
+            if srun_tasks(job, srun.options) == 1:
+                message = f"one task a node runs python, and the node has {gpus} GPUs: {gpus - 1} stay idle."
+                fix = f"Use --ntasks-per-node={gpus}, or start torchrun --nproc-per-node {gpus}."
+                yield Hit(job.file.name, srun.at, message, fix)
+
+
+@rule(
+    "slurm.one-node", severity="hang", raised_by="nobody", evidence=f"torch/distributed/run.py 2.13; {_RAN}"
+)
+def one_node(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Several nodes, and the launcher runs on the first alone: a batch script is no parallel step."""
+    for job in jobs(files):
+        nodes = job.nodes
+        for command in steps(job):
+            starter = _starter(command)
+            if (
+                starter is None
+                or starter.program == "deepspeed"
+                or nodes is None
+                or nodes < 2
+                or command.conditional
+            ):
+                continue
+            if (
+                command.launcher("srun") is None
+                and command.launcher("mpirun") is None
+                and not _remote(command)
+            ):
+                message = f"{nodes} nodes, but {starter.spelled} without srun runs on the first one alone."
+                yield Hit(job.file.name, starter.at, message, f"Put srun in front of {starter.spelled}.")
+
+
+def _remote(command: CommandLine) -> bool:
+    """Whether a wrapper that isn't read may take the command to other nodes."""
+    return command.at != command.launchers[0].at
+
+
+@rule(
+    "slurm.srun-deepspeed", severity="error", raised_by="deepspeed launcher",
+    evidence="deepspeedai/DeepSpeed:deepspeed/launcher/runner.py main 0.19.8, run; DeepSpeed#2025", since="0.16.0",
+)  # fmt: skip
+def srun_deepspeed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """deepspeed inside srun on several nodes: each node starts a job of its own."""
+    for job in jobs(files):
+        for command in steps(job):
+            srun, deepspeed = command.launcher("srun"), command.launcher("deepspeed")
+            if srun is None or deepspeed is None or deepspeed.options.has("--no_ssh"):
+                continue
+            nodes = srun_nodes(job, srun.options)
+            if nodes is not None and nodes > 1:
+                message = (
+                    f"srun runs deepspeed on {nodes} nodes: without a hostfile each trains by itself, with one "
+                    "each starts all the others."
+                )
+                fix = "Call deepspeed with a hostfile and no srun, add --no_ssh --node_rank, or use srun torchrun."
+                yield Hit(job.file.name, deepspeed.at, message, fix)
+
+
+@rule("slurm.gpus", severity="error", raised_by="torch", evidence=f"{_RAN}; torch 2.13 cuda.set_device")
+def gpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """More processes on a node than the job has GPUs there, or no GPU asked for."""
+    for job in jobs(files):
+        has = job.gpus_per_node
+        for command in steps(job):
+            starter = _starter(command)
+            count = _processes(starter.options) if starter and starter.program == "torchrun" else None
+            if starter is None or count is None:
+                continue
+            if has is not None and count > has:
+                message = (
+                    f"{count} processes a node, and the job asks for {has} GPUs: invalid device ordinal."
+                )
+                yield Hit(
+                    job.file.name,
+                    starter.at,
+                    message,
+                    f"Ask for {count} GPUs a node, or start {has} processes.",
+                )
+
+
+def _processes(options: Arguments) -> int | None:
+    value = options.value(*_NPROC)
+    return int(value) if value is not None and value.isdecimal() else None
+
+
+@rule("slurm.gpus-missing", severity="info", raised_by="nobody", evidence=_RAN)
+def gpus_missing(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A job that starts a training and asks for no GPU."""
+    for job in jobs(files):
+        launch = next((command for command in steps(job) if _starter(command)), None)
+        if launch is not None and not job.wants_gpus:
+            message = "no #SBATCH line asks for GPUs: only some partitions give them unasked."
+            yield Hit(job.file.name, job.script.directives[0].at, message, "Add #SBATCH --gpus-per-node=N.")
+
+
+@rule(
+    "slurm.gpus-per-task",
+    severity="error",
+    raised_by="sbatch",
+    evidence="SLURM 22.05 sbatch --test-only, run",
+)
+def gpus_per_task(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """GPUs per task times tasks isn't the GPUs per node: sbatch refuses the job."""
+    for job in jobs(files):
+        each, tasks = job.number("--gpus-per-task"), job.number("--ntasks-per-node", "--tasks-per-node")
+        total, at = job.gpus_per_node, job.directive("--gpus-per-task")
+        if each and tasks and total and at and each * tasks != total:
+            message = f"{each} GPUs a task * {tasks} tasks a node = {each * tasks}, and {total} GPUs a node."
+            yield Hit(job.file.name, at.at, message, "Give one of the two, or make them agree.")
+
+
+@rule(
+    "slurm.srun-cpus",
+    severity="slow",
+    raised_by="nobody",
+    evidence="the release notes of SLURM 22.05; 22.05, run",
+)
+def srun_cpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """srun doesn't take over --cpus-per-task of the job, since SLURM 22.05: a task gets one CPU."""
+    for job in jobs(files):
+        asked = job.directive("--cpus-per-task")
+        if asked is None or any(each.name == "SRUN_CPUS_PER_TASK" for each in job.script.assignments):
+            continue
+        for command in steps(job):
+            srun = command.launcher("srun")
+            if (
+                srun
+                and srun.options.complete
+                and not srun.options.has("--cpus-per-task", "-c", "--exact", "--overlap")
+            ):
+                message = "since SLURM 22.05 srun doesn't take --cpus-per-task over: a task gets 1 CPU."
+                fix = "Export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or give srun --cpus-per-task."
+                yield Hit(job.file.name, srun.at, message, fix)

@@ -1,0 +1,212 @@
+"""A layout for each component: one DeepSpeed engine per pipeline stage of each, on a mesh of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslaunch.errors import ConfigError
+from dslaunch.planfile import Plan
+from dslaunch.runtime.components import Piece, judged_in
+from dslaunch.runtime.data import Batch, Samples
+from dslaunch.runtime.deepspeed_internals import scope, squared_norm, take_norm
+from dslaunch.runtime.engine_deepspeed import join_deepspeed, read_config
+from dslaunch.runtime.engines import Enter, StepResult
+from dslaunch.runtime.exchange import Exchange
+from dslaunch.runtime.graph import build_piece, start_values, unset_model
+from dslaunch.runtime.meshes import Mesh, Mpu, make_meshes
+from dslaunch.runtime.messages import PIPELINE, Message, step_of
+from dslaunch.runtime.schedule import lr_factor, make_scheduler
+from dslaunch.runtime.stage import Reader, Stage
+from dslaunch.runtime.tensor_parallel import slice_for
+from dslaunch.runtime.world import World
+
+
+def _ignore(_phase: str) -> None:
+    """For those who do not want to know."""
+
+
+class NativeEngine:
+    """The stages that this rank holds, and the order in which they work."""
+
+    def __init__(
+        self, plan: Plan, world: World, data: Samples, folder: Path, rounds: int = 0, enter: Enter = _ignore
+    ) -> None:
+        deepspeed = join_deepspeed(world)
+        self.plan, self.world, self.data, self.enter = plan, world, data, enter
+        self.work = step_of(plan, rounds)
+        dtype = torch.bfloat16 if plan.training.precision == "bf16" else torch.float32
+        self.exchange = Exchange(self.work, world.rank, dtype, world.device, self._shape_of)
+        meshes = make_meshes({name: part.grid for name, part in self.work.parts.items()}, world.rank)
+        modules = build_pieces(plan, meshes)
+        self.mpus = {name: Mpu(mesh) for name, mesh in meshes.items()}
+        self.stages: dict[tuple[str, int], Stage] = {}
+        for name, module in modules.items():
+            engine = self._engine(deepspeed, name, module, folder)
+            if engine is None:
+                module.to(world.device, dtype)
+            stage = Stage(name, meshes[name], module, engine, self.work, self.exchange, world.rank)
+            self.stages[name, meshes[name].place.stage] = stage
+
+    def step(self, number: int) -> StepResult:
+        """Raises ConfigError, on every rank alike, where no token of the step has a label."""
+
+        def read(samples: Sequence[int]) -> Batch:
+            first = number * self.plan.global_batch
+            return self.data.at(first + sample for sample in samples).to(self.world.device)
+
+        judged = self._judged(read)
+        if not judged:
+            raise ConfigError(
+                f"data.path: no token of step {number + 1} has a label, in the whole global batch."
+            )
+        self.exchange.begin()
+        for task in self.work.tasks:
+            stage = self.stages.get((task.component, task.stage))
+            if stage is None:
+                continue
+            self.enter(f"training step {number + 1}: {task.describe()}")
+            if task.forward:
+                stage.forward(task, read, judged)
+            else:
+                with scope(self.mpus[task.component]):
+                    stage.backward(task)
+        self.enter(f"training step {number + 1}: new weights")
+        self.exchange.end()
+        loss = self._loss(judged)
+        norm = self._update(number)
+        return StepResult(loss, norm, self._lr(number))
+
+    def _engine(self, deepspeed: Any, name: str, module: nn.Module, folder: Path) -> Any:
+        """The DeepSpeed engine of a piece; None where nothing of it trains."""
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        if not trainable:
+            return None
+        with scope(self.mpus[name]):
+            engine, *_ = deepspeed.initialize(
+                model=module,
+                model_parameters=trainable,
+                config=read_config(folder / f"ds_config.{name}.json"),
+                mpu=self.mpus[name],
+                lr_scheduler=lambda optimizer: make_scheduler(optimizer, self.plan.training),
+            )
+        return engine
+
+    def _shape_of(self, message: Message) -> tuple[int, int]:
+        """(tokens, width) of one sample in `message`."""
+        specs = self.plan.model["components"]
+        if message.edge != PIPELINE:
+            edge = self.work.edges[message.edge]
+            spec = specs[edge["from"]]
+            return edge["tokens"], spec["dims"][-1] if spec["arch"] == "mlp" else spec["hidden"]
+        spec = specs[message.sender.component]
+        if spec["arch"] == "decoder":
+            return self.plan.training.seq_len, spec["hidden"]
+        patches = (spec["image"] // spec["patch"]) ** 2
+        return patches + int(spec["class_token"]) + spec["registers"], spec["hidden"]
+
+    def _judged(self, read: Reader) -> Tensor:
+        """Tokens that the loss falls on in the global batch; every rank gets the number before it needs it."""
+        count = torch.zeros((), dtype=torch.int64, device=self.world.device)
+        for stage in self.stages.values():
+            if stage.judges and stage.mesh.place.shard == 0:
+                shares = stage.part.shares
+                for index in range(shares.micro_batches):
+                    count += judged_in(read(shares.of(stage.mesh.place.replica, index)).labels).sum()
+        dist.all_reduce(count)
+        return count
+
+    def _loss(self, judged: Tensor) -> Tensor:
+        """The mean over the global batch, on every rank."""
+        total = torch.zeros((), device=self.world.device)
+        for stage in self.stages.values():
+            if stage.judges and stage.mesh.place.shard == 0:
+                total += torch.stack(stage.losses).float().sum()
+            stage.losses.clear()
+        dist.all_reduce(total)
+        return total / judged
+
+    def _update(self, number: int) -> float:
+        """Clip by one norm over all components and update the weights; the norm.
+
+        Raises:
+            FloatingPointError: the gradient is not finite, on every rank alike.
+        """
+        norm = self._global_norm()
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient norm of step {number + 1} is {norm}; lower training.optimizer.lr"
+            )
+        for stage in self._trained():
+            with scope(self.mpus[stage.name]):
+                take_norm(stage.engine, norm, self.plan.training.clip)
+                stage.engine.step()
+        return norm
+
+    def _global_norm(self) -> float:
+        """Stages' squared norms, each the same on all its ranks, brought to every rank and added."""
+        slots = [(name, stage) for name, part in self.work.parts.items() for stage in range(part.grid.pp)]
+        squares = torch.zeros(len(slots), dtype=torch.float64, device=self.world.device)
+        for stage in self._trained():
+            mpu = self.mpus[stage.name]
+            with scope(mpu):
+                squares[slots.index((stage.name, mpu.mesh.place.stage))] = squared_norm(stage.engine, mpu)
+        dist.all_reduce(squares, op=dist.ReduceOp.MAX)
+        return math.sqrt(float(squares.sum()))
+
+    def _lr(self, number: int) -> float:
+        """The decoder's learning rate, or that of the first component that trains."""
+        names = [self.work.trunk, *self.work.parts]
+        specs = self.plan.model["components"]
+        peak = self.plan.components[next(n for n in names if specs[n]["train"] != "nothing")].lr
+        return peak * lr_factor(number, self.plan.training, peak)
+
+    def save(self, folder: Path) -> None:
+        """FOLDER/COMPONENT/stageN: what DeepSpeed writes for a model of its own."""
+        for stage in self._trained():
+            with scope(self.mpus[stage.name]):
+                stage.engine.save_checkpoint(str(folder / stage.name), tag=stage.tag, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        for stage in self._trained():
+            with scope(self.mpus[stage.name]):
+                loaded, _ = stage.engine.load_checkpoint(str(folder / stage.name), tag=stage.tag)
+            assert loaded, f"DeepSpeed found no checkpoint of {stage.name} in {folder}"
+
+    def _trained(self) -> list[Stage]:
+        return [stage for stage in self.stages.values() if stage.engine is not None]
+
+
+def build_pieces(plan: Plan, meshes: dict[str, Mesh]) -> dict[str, nn.Module]:
+    """What this rank holds of each component, with the same start values as in every other layout.
+
+    The host holds one whole matrix of the model at a time.
+    """
+    modules = {name: build_piece(plan, name, piece_of(plan, name, mesh)) for name, mesh in meshes.items()}
+    held = {
+        f"parts.{name}.{key}": (parameter, meshes[name].shard)
+        for name, module in modules.items()
+        for key, parameter in module.named_parameters(remove_duplicate=False)
+    }
+    with torch.device("meta"):
+        whole = unset_model(plan)
+    with torch.no_grad():
+        for key, value in start_values(whole, plan.training.seed):
+            if key in held:
+                parameter, shard = held[key]
+                parameter.copy_(slice_for(value, parameter, shard))
+    return modules
+
+
+def piece_of(plan: Plan, name: str, mesh: Mesh) -> Piece:
+    """The layers of this rank's stage, as the plan shares them out."""
+    counts = plan.components[name].layers_per_stage
+    stage = mesh.place.stage
+    start = sum(counts[:stage])
+    return Piece(range(start, start + counts[stage]), stage == 0, stage == mesh.grid.pp - 1, mesh.shard)

@@ -1,0 +1,120 @@
+"""Real deepspeed.initialize for 8 ranks in one process: `python -m tests.real.engine_worker`.
+
+Reads a line of JSON a configuration, `{"config": {...}, "stages": 1}`, and answers with a line: null, or what was
+raised as text. torch's fake process group answers every collective at once, so this is rank 0 of 8 alone. The only
+facts that are replaced are those of a machine: that it computes in fp16, and an operator that the CPU's backend
+would compile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WORLD = 8
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0", "LOCAL_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": str(WORLD),
+}  # fmt: skip
+_STEPS = 4
+
+
+def main() -> None:
+    os.environ.update(_ENVIRONMENT)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    judge = _judge()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ds_config.json"
+        for line in sys.stdin:
+            asked = json.loads(line)
+            path.write_text(json.dumps(asked["config"]), encoding="utf-8")
+            raised = judge(str(path), asked["stages"])
+            answers.write(json.dumps(None if raised is None else repr(raised)[:300]) + "\n")
+            answers.flush()
+
+
+def _judge() -> Callable[[str, int], BaseException | None]:
+    import deepspeed
+    import torch
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.utils import groups
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    logging.disable(logging.CRITICAL)
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    type(get_accelerator()).is_fp16_supported = lambda _self: True
+    torch.distributed.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+    deepspeed.init_distributed(dist_backend="fake")
+    fresh = _state(groups)
+
+    def judge(path: str, stages: int) -> BaseException | None:
+        _restore(groups, fresh)
+        torch.manual_seed(0)
+        try:
+            model = _model(stages)
+            engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=path)
+            if stages == 1 and engine.optimizer is not None:
+                _train(engine)
+            engine.destroy()
+        # A warning that is raised, and an assertion of torch's, are answers too.
+        except Exception as error:
+            return error
+        return None
+
+    return judge
+
+
+def _state(module: Any) -> dict[str, Any]:
+    """The process groups that the module has made: none yet."""
+    kinds = (dict, list, int, bool, type(None))
+    return {
+        name: _copy(value)
+        for name, value in vars(module).items()
+        if _is_state(name) and isinstance(value, kinds)
+    }
+
+
+def _is_state(name: str) -> bool:
+    return name in ("mpu", "mesh_device", "expert_tensor_parallel_world_size") or (
+        name[:1] == "_" and name[:2] != "__"
+    )
+
+
+def _restore(module: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(module, name, _copy(value))
+
+
+def _copy(value: Any) -> Any:
+    return type(value)(value) if isinstance(value, dict | list) else value
+
+
+def _model(stages: int) -> Any:
+    import torch
+    from deepspeed.pipe import PipelineModule
+
+    if stages == 1:
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    layers = [torch.nn.Linear(8, 8) for _ in range(8)]
+    return PipelineModule(layers, num_stages=stages, loss_fn=torch.nn.functional.mse_loss)
+
+
+def _train(engine: Any) -> None:
+    import torch
+
+    kind = next(engine.module.parameters()).dtype
+    for _ in range(min(int(engine.gradient_accumulation_steps()), _STEPS)):
+        loss = engine(torch.ones(2, 8, dtype=kind)).float().pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+
+
+if __name__ == "__main__":
+    main()

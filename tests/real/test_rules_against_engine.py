@@ -1,0 +1,230 @@
+"""The rules against deepspeed.initialize and a first step: what we call an error raises, what we pass trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.real.parts import need
+
+need("torch", "deepspeed")
+
+from dslaunch.files.fileset import read_fileset  # noqa: E402
+from dslaunch.rules.checking import hits  # noqa: E402
+from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings  # noqa: E402
+from tests.cases.load import Case, all_cases  # noqa: E402
+from tests.real.engine_worker import WORLD  # noqa: E402
+
+_JUDGES = ("DeepSpeedConfig", "deepspeed.initialize")
+_ADAM = {"type": "AdamW", "params": {"lr": 0.0001, "torch_adam": True}}
+
+
+class Engine:
+    """A process that answers what deepspeed.initialize and a step raise."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.real.engine_worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+
+    def raises(self, config: dict[str, Any], stages: int) -> str | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"config": config, "stages": stages}) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the process ended at {config}"
+        raised: str | None = json.loads(answer)
+        return raised
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    started = Engine()
+    yield started
+    started.close()
+
+
+def refused(config: dict[str, Any], options: Settings) -> list[str]:
+    """Rules that say that DeepSpeed refuses this, when it reads it, builds the engine, or takes a step."""
+    found = hits(None, read_fileset({"ds_config.json": json.dumps(config)}), options)
+    return [
+        rule.id
+        for rule, hit in found
+        if (hit.severity or rule.severity) == "error" and (hit.raised_by or rule.raised_by) in _JUDGES
+    ]
+
+
+def runnable(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with an optimizer that needs no compiler."""
+    optimizer = config.get("optimizer", _ADAM)
+    if isinstance(optimizer, dict) and str(optimizer.get("type")).lower() in ("adam", "adamw"):
+        params = optimizer.get("params")
+        optimizer = {
+            **optimizer,
+            "params": {**(params if isinstance(params, dict) else {}), "torch_adam": True},
+        }
+    return {**config, "optimizer": optimizer}
+
+
+def judged_cases() -> list[tuple[Case, dict[str, Any]]]:
+    found = []
+    for case in all_cases():
+        one_file = list(case.files) == ["ds_config.json"]
+        if case.real or case.plan or not one_file or case.settings.deepspeed_version != NEWEST_DEEPSPEED:
+            continue
+        file = read_fileset(case.files).files[0]
+        if isinstance(file.value, dict) and not file.problems and case.settings.world_size == WORLD:
+            found.append((case, runnable(file.value)))
+    return found
+
+
+def test_cases_are_judged_as_the_engine_judges_them(engine: Engine) -> None:
+    wrong = []
+    cases = judged_cases()
+    for case, config in cases:
+        raised = engine.raises(config, case.settings.pp or 1)
+        ours = refused(config, case.settings)
+        if bool(ours) != (raised is not None):
+            wrong.append(f"{case.rule} {case.name}: DeepSpeed {raised}, dslaunch {ours}")
+    print(f"{len(cases)} cases, {len(wrong)} disagreements")
+    assert wrong == []
+    assert len(cases) > 150
+
+
+def some(**keys: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """An object with some of these keys, each drawn from its values."""
+    return st.fixed_dictionaries(
+        {}, optional={name: st.sampled_from(values) for name, values in keys.items()}
+    )
+
+
+BOOLS = [True, False]
+TYPES = ["fp32", "bf16", "fp16", "float8"]
+OPTIMIZERS = st.one_of(
+    st.just(_ADAM),
+    st.fixed_dictionaries({
+        "type": st.sampled_from(["SGD", "RMSprop", "sgd", "OneBitAdam", "FusedLamb", "Adagrad"]),
+        "params": some(lr=[0.1], weight_decay=[0.1], max_grad_norm=[1.0]),
+    }),
+    st.fixed_dictionaries({
+        "type": st.sampled_from(["Adam", "adamw"]),
+        "params": st.builds(
+            lambda more: {"torch_adam": True, **more},
+            some(lr=[0.1], betas=[[0.9, 0.95]], weigth_decay=[0.1], adam_w_mode=BOOLS, fused=[False]),
+        ),
+    }),
+)  # fmt: skip
+SCHEDULERS = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "Warmup"])},
+        optional={"params": some(
+            warmup_num_steps=[0, 10, 2.5, "auto"], total_num_steps=[100], warmup_type=["linear", "x"],
+            warmup_max_lr=[0.1],
+        )},
+    ),
+    st.fixed_dictionaries({"type": st.just("StepLR"), "params": st.just({"step_size": 5})}),
+    st.fixed_dictionaries({
+        "type": st.just("OneCycle"),
+        "params": some(cycle_min_lr=[0.1], cycle_max_lr=[0.2], cycle_first_step_size=[0, 5]),
+    }),
+    st.fixed_dictionaries({
+        "type": st.just("LRRangeTest"), "params": some(lr_range_test_step_size=[0, 5], lr_range_test_min=[0.1]),
+    }),
+)  # fmt: skip
+OFFLOAD = some(device=["cpu", "none"], pin_memory=[False], ratio=[1.0, 0.5], super_offload=[False])
+ZERO = st.builds(
+    lambda stage, options, offload: {"stage": stage, **options, **offload},
+    st.sampled_from([0, 1, 1, 1, 2, 2, 2, 2, 3]),
+    some(
+        allgather_bucket_size=[1000, 1001], reduce_scatter=BOOLS, compute_grad_norm=BOOLS, legacy_stage1=BOOLS,
+        elastic_checkpoint=BOOLS, overlap_comm=BOOLS, zero_hpz_partition_size=[1, 2, 3, 16],
+        contiguous_gradients=BOOLS, round_robin_gradients=BOOLS, reduce_bucket_size=[1000, 0],
+        stage3_max_live_parameters=[1000], ignore_unused_parameters=BOOLS,
+    ),
+    st.one_of(st.just({}), st.builds(lambda to: {"offload_optimizer": to}, OFFLOAD)),
+)  # fmt: skip
+SECTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "zero_optimization": ZERO,
+    "bf16": some(
+        enabled=BOOLS, bf16_master_weights_and_grads=BOOLS, bf16_optimizer_states=BOOLS, check_grad_overflow=BOOLS
+    ),
+    "fp16": some(enabled=BOOLS, loss_scale=[0, 128], fp16_master_weights_and_grads=[False, False, True]),
+    "optimizer": OPTIMIZERS,
+    "scheduler": SCHEDULERS,
+    "data_types": some(grad_accum_dtype=TYPES, param_dtype=TYPES),
+    "torch_autocast": some(
+        enabled=BOOLS, dtype=["bf16", "x"], lower_precision_safe_modules=[["Linear"], ["torch.nn.Linear"]]
+    ),
+    "tensor_parallel": some(autotp_size=[0, 1, -2, 16]),
+    "expert_parallel": some(
+        enabled=BOOLS, autoep_size=[1, 2, 3], expert_tensor_parallel_size=[1, 2], preset_model=["x"],
+        comm_backend=["comm", "deepep", "x"], comm_max_tokens_per_rank=[64],
+    ),
+    "checkpoint": some(load_universal=BOOLS, tag_validation=["Warn", "x"]),
+    "gradient_clipping": st.sampled_from([0, 1.0, 0.5, "auto", "1.0", None]),
+    "gradient_accumulation_steps": st.sampled_from([1, 2]),
+    "prescale_gradients": st.booleans(),
+    "gradient_predivide_factor": st.sampled_from([1.0, 2.0]),
+    "gradient_allreduce_op": st.sampled_from(["mean", "sum", "max"]),
+    "communication_data_type": st.sampled_from(["fp32", "bf16", "none"]),
+    "managed_gradient_accumulation": st.booleans(),
+    "zero_allow_untested_optimizer": st.booleans(),
+    "steps_per_print": st.sampled_from([1, "1"]),
+    "log_level": st.sampled_from(["info", "loud"]),
+    "wall_clock_breakdown": st.booleans(),
+    "no_such_key": st.just(1),
+}  # fmt: skip
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+    """A configuration of some sections, right and wrong together, and the stages of its pipeline."""
+    names = draw(st.lists(st.sampled_from(sorted(SECTIONS)), max_size=5, unique=True))
+    if draw(st.integers(0, 3)):
+        names = sorted({*names, "zero_optimization"})
+    config = {"train_micro_batch_size_per_gpu": 1, **{name: draw(SECTIONS[name]) for name in names}}
+    return runnable(config), draw(st.sampled_from([1, 1, 1, 1, 1, 2, 3]))
+
+
+def agree_on(count: int, engine: Engine, first_seed: int) -> None:
+    seen = {True: 0, False: 0}
+
+    @seed(first_seed)
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(configurations())
+    def agree(drawn: tuple[dict[str, Any], int]) -> None:
+        config, stages = drawn
+        raised = engine.raises(config, stages)
+        ours = refused(config, Settings(world_size=WORLD, pp=stages, huggingface=False))
+        seen[raised is None] += 1
+        assert bool(ours) == (raised is not None), f"DeepSpeed {raised}, dslaunch {ours}"
+
+    agree()
+    print(
+        f"{sum(seen.values())} configurations (seed {first_seed}): {seen[True]} trained, "
+        f"{seen[False]} refused by both, 0 disagreements"
+    )
+    assert min(seen.values()) > count // 6
+
+
+def test_generated_configurations_are_judged_as_the_engine_judges_them(engine: Engine) -> None:
+    agree_on(
+        int(os.environ.get("DSLAUNCH_ENGINE_EXAMPLES", "400")),
+        engine,
+        int(os.environ.get("DSLAUNCH_SEED", "7")),
+    )

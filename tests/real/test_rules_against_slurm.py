@@ -1,0 +1,70 @@
+"""What our rules say of #SBATCH lines, held against the real sbatch."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dslaunch.files.fileset import read_fileset
+from dslaunch.rules.registry import rules
+from dslaunch.rules.settings import Settings
+from tests.cases.load import Case, all_cases
+from tests.real.slurm import SlurmCluster
+from tests.real.slurm import slurm as slurm  # a fixture
+
+CASES = [case for case in all_cases() if case.rule.startswith("slurm.")]
+_REFUSED = frozenset({"slurm.unknown-option", "slurm.value", "slurm.script-form", "slurm.gpus-per-task"})
+_OF_THE_SITE = ("node configuration is not available", "invalid partition specified")
+"""What another cluster would take."""
+LINES = (
+    "--nodes=2", "-N 2", "-N2", "--nodes=1-3", "--nodes=two", "--node=2", "--ntasks=8",
+    "--ntasks-per-node=8", "--tasks-per-node=4", "--ntask-per-node=8", "--ntasks-per-nodes=8", "--time=10",
+    "--time=1:00", "--time=00:30:00", "--time=0-00:30", "--time=48h", "--time=1d", "-t 5", "--mem=4G",
+    "--mem=4096", "--mem=10Q", "--mem-per-cpu=1GB", "--gpus-per-node=8", "--gres=gpu:4", "--gpu-per-node=8",
+    "--gpu=8", "--cpus-per-task=4", "-c4", "--cpus-per-task=four", "--exclusive", "--requeue",
+    "--job-name=x", "-J x", "--array=0-3", "--array=0-3%2", "--array=a", "--output=%j.out", "--frob=3",
+    "--open-mode=append", "--signal=B:USR1@60", "--partition=train", "--chdir=/tmp", "--no-requeue",
+    "--export=ALL", "--hint=nomultithread",
+)  # fmt: skip
+"""Options that this cluster can serve, among them those that sbatch doesn't read."""
+
+
+def refused_by_us(name: str, text: str) -> list[str]:
+    """Our errors that sbatch itself raises."""
+    files, known = read_fileset({name: text}), Settings()
+    found = ((rule, hit) for rule in rules().values() for hit in rule.check(None, files, known))
+    return [hit.message for rule, hit in found if rule.id in _REFUSED]
+
+
+def refused_by_sbatch(slurm: SlurmCluster, folder: Path, text: str) -> str:
+    """What sbatch says where it doesn't take the script; empty where it does."""
+    script = folder / "job.sbatch"
+    script.write_bytes(text.encode())
+    done = subprocess.run(
+        ["sbatch", "--test-only", str(script)], env=slurm.environ, cwd=folder, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    of_the_site = any(text in done.stderr for text in _OF_THE_SITE)
+    return done.stderr.strip() if done.returncode and not of_the_site else ""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}: {case.name}")
+def test_case_is_judged_as_sbatch_judges_it(slurm: SlurmCluster, tmp_path: Path, case: Case) -> None:
+    text = case.files["job.sbatch"]
+    raised = refused_by_sbatch(slurm, tmp_path, text)
+    assert bool(refused_by_us("job.sbatch", text)) == bool(raised), raised
+
+
+def test_generated_directives_are_judged_as_sbatch_judges_them(slurm: SlurmCluster, tmp_path: Path) -> None:
+    chance, seen = random.Random(5), [0, 0]
+    for _ in range(150):
+        options = chance.sample(LINES, chance.choice([1, 1, 2]))
+        text = "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in options) + "hostname\n"
+        raised = refused_by_sbatch(slurm, tmp_path, text)
+        assert bool(refused_by_us("job.sbatch", text)) == bool(raised), (options, raised)
+        seen[bool(raised)] += 1
+    print(f"{sum(seen)} scripts: {seen[0]} taken, {seen[1]} refused by both")
+    assert min(seen) > 20

@@ -1,0 +1,188 @@
+"""`dslaunch review`, and the GitHub Action around it, on a real repository with a recorded event."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dslaunch.review.changes import FileChange
+from dslaunch.review.difference import Difference
+from dslaunch.reviewing import Entry, Reviewed, comment
+from dslaunch.sides import named
+from tests.command import RECIPE, CommandLine, make_site
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["recipe=mine", "cluster=16xH100"]
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dslaunch: CommandLine) -> Path:
+    """A repository with a site: one recipe whose rendering is committed, one that has none."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    site = make_site(Path("site"), RECIPE)
+    (site / "recipes" / "other.yaml").write_text(RECIPE.replace("name: mine", "name: other"))
+    (site / "renderings.yaml").write_text("rendered/mine: recipe=mine cluster=16xH100\n")
+    dslaunch("render", *WORDS, "--config-dir", "site", "-o", "site/rendered/mine")
+    _git("init", "-q")
+    _git("add", ".")
+    _git("commit", "-q", "-m", "base")
+    return site
+
+
+def _change(site: Path, name: str, old: str, new: str) -> None:
+    path = site / "recipes" / f"{name}.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_no_change_says_so(site: Path, dslaunch: CommandLine) -> None:
+    ran = dslaunch("review", "HEAD", "--config-dir", "site")
+    assert ran.status == 0
+    assert "0 of 2 plans change" in ran.out
+
+
+def test_a_micro_batch_without_its_rendering_is_stale(site: Path, dslaunch: CommandLine) -> None:
+    _change(site, "mine", "seq_len: 4096", "seq_len: 4096\n  micro_batch: 2")
+    ran = dslaunch("review", "HEAD", "--config-dir", "site", "--comment", "comment.md")
+    assert ran.status == 6
+    assert "site/rendered/mine is stale (ds_config.json, plan.json)" in ran.out
+    assert "components.llm.micro_batch" in ran.out
+    assert Path("comment.md").read_text().startswith("<!-- dslaunch review -->\n")
+    dslaunch("render", *WORDS, "--config-dir", "site", "-o", "site/rendered/mine")
+    again = dslaunch("review", "HEAD", "--config-dir", "site")
+    assert (again.status, "1 of 2 plans change, nothing speaks against it" in again.out) == (0, True)
+
+
+def test_another_prediction_makes_nothing_stale(site: Path, dslaunch: CommandLine) -> None:
+    path = site / "rendered" / "mine" / "prediction.json"
+    path.write_text(path.read_text().replace('"mfu"', '"mfu" '))
+    assert dslaunch("review", "HEAD", "--config-dir", "site").status == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("override strategy: zero3", "override strategy: ddp", "memory.gpu: does not fit"),
+        ("name: other", "name: other\nstrategy: {llm: {tp: 3}}", "no plan"),
+    ],
+)
+def test_a_recipe_that_stops_fitting_must_not_land(
+    old: str, new: str, said: str, site: Path, dslaunch: CommandLine
+) -> None:
+    _change(site, "other", old, new)
+    ran = dslaunch("review", "HEAD", "--config-dir", "site", "--sarif", "found.sarif")
+    assert ran.status == 6
+    assert said in ran.out
+    results = json.loads(Path("found.sarif").read_text())["runs"][0]["results"]
+    places = [r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in results]
+    assert all(Path(place).exists() for place in places)
+    if said != "no plan":
+        assert "site/recipes/other.yaml" in places
+
+
+def test_a_new_recipe_has_no_base(site: Path, dslaunch: CommandLine) -> None:
+    (site / "recipes" / "third.yaml").write_text(RECIPE.replace("name: mine", "name: third"))
+    ran = dslaunch("review", "HEAD", "--config-dir", "site")
+    assert ran.status == 0
+    assert "No plan at the base: recipe=third" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--config-dir", "site"], "review takes one revision"),
+        (["HEAD", "--config-dir", "nowhere"], "no such folder"),
+        (["HEAD"], "--config-dir"),
+        (["nosuch", "--config-dir", "site"], "nosuch"),
+    ],
+)
+def test_mistakes_are_answered(words: list[str], said: str, site: Path, dslaunch: CommandLine) -> None:
+    ran = dslaunch("review", *words)
+    assert (ran.status, said in ran.err) == (2, True), ran
+
+
+def test_renderings_that_say_nothing_are_refused(site: Path, dslaunch: CommandLine) -> None:
+    (site / "renderings.yaml").write_text("rendered/mine: 16xH100\n")
+    assert "say recipe=NAME" in dslaunch("review", "HEAD", "--config-dir", "site").err
+
+
+def test_a_long_comment_is_cut_between_blocks_and_stays_markdown() -> None:
+    change = FileChange(
+        "ds_config.json", "changed", "convergence", tuple(f"+ {n} {'x' * 200}" for n in range(200))
+    )
+    one = Difference("a", "b", ("convergence",), (), (), (), (change, change), (), (), ())
+    found = [Reviewed(Entry(named(f"recipe=r{n}"), None), (), one) for n in range(3)]
+    text = comment(found, "main")
+    assert len(text) < 65_536
+    assert text.count("<details>") == text.count("</details>") == 2
+    assert "too long for a comment" in text
+
+
+def _step(name: str) -> dict[str, Any]:
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    found: dict[str, Any] = next(step for step in action["runs"]["steps"] if step["name"] == name)
+    return found
+
+
+def test_the_action_reviews_a_recorded_event(site: Path, tmp_path: Path) -> None:
+    """A pull request that changes micro-batch and tensor parallelism; the step's script as the action holds it."""
+    base = _git("rev-parse", "HEAD")
+    _change(site, "mine", "seq_len: 4096", "seq_len: 4096\n  micro_batch: 2")
+    _change(site, "other", "name: other", "name: other\nstrategy: {llm: {tp: 2}}")
+    _git("commit", "-q", "-a", "-m", "change")
+    (tmp_path / "event.json").write_text(json.dumps({"pull_request": {"number": 7, "base": {"sha": base}}}))
+    files = {"GITHUB_EVENT_PATH": "event.json", "GITHUB_OUTPUT": "output", "GITHUB_STEP_SUMMARY": "summary"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **files, "RUNNER_TEMP": str(tmp_path), "SITE": "site", "PATH": path}
+    script = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", _step("Review")["run"]]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    output = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
+    text = Path(output["comment"]).read_text()
+    assert output["status"] == "6"
+    assert text == (tmp_path / "summary").read_text()
+    assert "TP2" in text
+    assert "is stale" in text
+    assert "2 of 2 plans change, 1 must not land" in text
+    assert json.loads(Path(output["sarif"]).read_text())["version"] == "2.1.0"
+    assert text.startswith(_marker_that_the_comment_step_looks_for())
+
+
+def _marker_that_the_comment_step_looks_for() -> str:
+    return str(_step("Comment")["run"].split('startswith("')[1].split('"')[0])
+
+
+def test_the_hook_runs_what_there_is(site: Path, dslaunch: CommandLine) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    words = [*hook["entry"].split(), *hook["args"]]
+    assert words[0] == "dslaunch"
+    os.chdir("site")
+    assert dslaunch(*words[1:]).status == 0
+
+
+def test_the_actions_scripts_are_clean() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    for name in ("Install dslaunch", "Review", "Comment", "Verdict"):
+        done = subprocess.run(
+            ["shellcheck", "-s", "bash", "-"],
+            input=_step(name)["run"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout

@@ -1,0 +1,51 @@
+"""What there is, as columns: a line each for a pipe, folded for a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from dslaunch.review.columns import lines
+from tests.command import CommandLine
+
+ROWS = [("short", "0.3B", "some words of a description that goes on for a while"), ("x" * 40, "7B", "end")]
+
+
+def test_a_pipe_gets_a_line_each_and_a_long_cell_widens_no_other_line() -> None:
+    assert lines(ROWS, None) == [
+        "short  0.3B  some words of a description that goes on for a while",
+        "x" * 40 + "  7B    end",
+    ]
+
+
+def test_a_terminal_gets_what_goes_on_under_its_column() -> None:
+    assert lines(ROWS, 52) == [
+        "short  0.3B  some words of a description that goes",
+        "             on for a while",
+        "x" * 40 + "  7B    end",
+    ]
+    assert lines(ROWS[:1], 30)[1:] == ["    description that goes on", "    for a while"]
+
+
+@pytest.mark.parametrize("verb", ["models", "clusters", "recipes", "schema training"])
+@pytest.mark.parametrize("columns", [80, 200])
+def test_no_line_is_wider_than_the_terminal(
+    verb: str, columns: int, dslaunch: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = dslaunch(verb).out.splitlines()
+    assert max(map(len, found)) <= columns
+    monkeypatch.delenv("COLUMNS")
+    piped = dslaunch(verb).out.splitlines()
+    assert len(piped) <= len(found)
+    assert ["".join(line.split()) for line in piped] == _joined(found)
+
+
+def _joined(folded: list[str]) -> list[str]:
+    """Lines that go on (they start with spaces) put together again."""
+    rows: list[str] = []
+    for line in folded:
+        if line.startswith("    "):
+            rows[-1] += line
+        else:
+            rows.append(line)
+    return ["".join(row.split()) for row in rows]

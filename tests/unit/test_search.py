@@ -1,0 +1,262 @@
+"""strategy=auto finds what trying everything finds, and what it takes for granted of the ledgers is so."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from dslaunch.engines.layout import Layout
+from dslaunch.engines.registry import ENGINES
+from dslaunch.flow import Request, configured
+from dslaunch.hardware.efficiency import UNCALIBRATED
+from dslaunch.plan import layouts as layouts_of
+from dslaunch.plan.case import cases
+from dslaunch.plan.engine_choice import engine_faults, grad_accum
+from dslaunch.plan.evaluate import Evaluated, evaluate
+from dslaunch.plan.findings import fits
+from dslaunch.plan.memory import stage_memory
+from dslaunch.plan.search import Found, search
+from dslaunch.plan.time import step_time
+from dslaunch.schema.components import Decoder, ViT
+from dslaunch.schema.config import RunConfig
+from dslaunch.schema.layer import Experts
+from dslaunch.schema.model import Edge, Model
+from dslaunch.schema.strategy import ComponentStrategy
+
+LLM = Decoder(
+    arch="decoder", layers=4, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=1000, max_positions=512
+)
+TOWER = ViT(arch="vit", layers=2, hidden=128, heads=2, ffn=256, patch=16, image=64)
+DENSE = Model(name="dense", components={"llm": LLM})
+MIXED = Model(
+    name="mixed", components={"llm": LLM.model_copy(update={"experts": Experts(count=2, top_k=1, ffn=128)})}
+)
+VLM = Model(
+    name="vlm",
+    components={"tower": TOWER, "llm": LLM},
+    edges=(Edge(source="tower", to="llm", tokens=16, join="channel"),),
+)
+SMALL = ComponentStrategy(recompute="full")
+Wanted = dict[str, ComponentStrategy]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What brute force found."""
+
+    engine: str
+    found: Evaluated
+
+    @property
+    def point(self) -> tuple[float, float]:
+        return self.found.time.step_s, self.found.peak_gib
+
+
+@cache
+def recipe_config(*words: str) -> RunConfig:
+    return configured(Request(words, None, (), ()))
+
+
+def config_of(
+    model: Model, cluster: str, batch: int, pins: Mapping[str, ComponentStrategy], **goal: object
+) -> RunConfig:
+    base = recipe_config("recipe=llama3_8b", f"cluster={cluster}", "strategy=auto")
+    return base.model_copy(
+        update={
+            "model": model,
+            "training": base.training.model_copy(
+                update={"global_batch": batch, "seq_len": 256, "micro_batch": None}
+            ),
+            "strategy": base.strategy.model_copy(update={"components": dict(pins)}),
+            "goal": base.goal.model_copy(update=goal),
+        }
+    )
+
+
+def everything(config: RunConfig) -> Iterator[tuple[str, str, Wanted]]:
+    """(engine, schedule, strategies): every combination of every value, legal or not."""
+    pinned = layouts_of.pinned(config)
+    world = config.cluster.world_size
+    for (name, engine), cut in itertools.product(ENGINES.items(), range(world)):
+        if cut and (not engine.per_component or len(pinned) == 1):
+            continue
+        trunk = config.model.trunk
+        places = {part: (cut, world - cut) if part == trunk else (0, cut or world) for part in pinned}
+        if engine.per_component:
+            choices = [list(_choices(config, part, pin, *places[part])) for part, pin in pinned.items()]
+            together = [dict(zip(pinned, each, strict=True)) for each in itertools.product(*choices)]
+        else:
+            together = list(_one_layout(config, pinned))
+        for wanted in together:
+            schedule = "interleaved" if (wanted[trunk].vpp or 1) > 1 else "1f1b"
+            yield name, schedule, wanted
+
+
+def _one_layout(config: RunConfig, pinned: Mapping[str, ComponentStrategy]) -> Iterator[Wanted]:
+    """The trunk's choices for all components; each recompute for those that pin none."""
+    trunk, zeros = config.model.trunk, {pin.zero for pin in pinned.values() if pin.zero is not None}
+    free = pinned[trunk].model_copy(update={"recompute": None})
+    for want in _choices(config, trunk, free, 0, config.cluster.world_size):
+        if zeros <= {want.zero}:
+            yield {
+                part: want.model_copy(update={"recompute": pin.recompute or want.recompute})
+                for part, pin in pinned.items()
+            }
+
+
+def _choices(
+    config: RunConfig, name: str, pin: ComponentStrategy, offset: int, ranks: int
+) -> Iterator[ComponentStrategy]:
+    degrees, layers = range(1, ranks + 1), config.model.components[name].layers  # type: ignore[union-attr]
+    virtual = range(1, layers + 1) if name == config.model.trunk else [1]
+    for tp, pp, vpp, cp, ep, zero, recompute, micro in itertools.product(
+        degrees, degrees, virtual, degrees, degrees, range(4), ("none", "selective", "full"),
+        range(1, config.training.global_batch + 1),
+    ):  # fmt: skip
+        if ranks % (tp * pp * cp) == 0 and layers % pp == 0:
+            want = ComponentStrategy(
+                tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, dp=ranks // (tp * pp * cp), zero=zero, offload="none",
+                recompute=recompute, micro_batch=micro, rank_offset=offset,  # type: ignore[arg-type]
+            )  # fmt: skip
+            if all(getattr(want, key) == value for key, value in pin.model_dump(exclude_none=True).items()):
+                yield want
+
+
+def brute_force(config: RunConfig) -> list[Tried]:
+    """All that is legal, whether it fits or not; gradients in the type that the engine itself would take."""
+    found = []
+    for name, schedule, wanted in everything(config):
+        training = config.training.model_copy(update={"schedule": schedule})
+        scheduled = config.model_copy(update={"training": training})
+        layouts, faults = layouts_of.resolve(scheduled, wanted)
+        if faults or engine_faults(scheduled, layouts, name):
+            continue
+        engine = ENGINES[name]
+        accum, faults = grad_accum(scheduled, engine, layouts)
+        several = any(layout.num_microbatches > 1 for layout in layouts.values())
+        if not faults and accum == engine.grad_accum(training.precision, several):
+            found.append(Tried(name, evaluate(scheduled, engine, layouts, accum, UNCALIBRATED)))
+    return found
+
+
+def limited(config: RunConfig, gib: float) -> RunConfig:
+    """The configuration on GPUs on which plans may use so much."""
+    gpu = config.cluster.gpu.model_copy(update={"memory_gib": gib / config.goal.memory_fraction})
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"gpu": gpu})})
+
+
+CASES = [
+    (DENSE, "1xA100", {}),
+    (DENSE, "2xA100", {}),
+    (DENSE, "4xA100", {"llm": ComponentStrategy(zero=1)}),
+    (DENSE, "2x2xA100", {"llm": ComponentStrategy(recompute="none")}),
+    (MIXED, "2xA100", {"llm": ComponentStrategy(recompute="full")}),
+    (VLM, "1xA100", {"tower": SMALL}),
+    (VLM, "2xA100", {"tower": SMALL, "llm": ComponentStrategy(zero=1, recompute="none")}),
+    (VLM, "2x1xA100", {"tower": ComponentStrategy(zero=2), "llm": ComponentStrategy(recompute="selective")}),
+]
+
+
+@pytest.mark.parametrize(("model", "cluster", "pins"), CASES)
+def test_the_search_finds_what_brute_force_finds(
+    model: Model, cluster: str, pins: dict[str, ComponentStrategy]
+) -> None:
+    """At many limits of memory: from one where all fits to one where nothing does."""
+    draw = random.Random(f"{model.name} {cluster}")
+    config = config_of(model, cluster, 4, pins)
+    tried = brute_force(config)
+    assert tried
+    peaks = sorted({each.found.peak_gib for each in tried})
+    between = [draw.choice(peaks) * draw.uniform(0.999, 1.001) for _ in range(4)]
+    limits = [peaks[-1] * 1.01, *between, peaks[0] * 0.99]
+    for limit, by_memory in itertools.product(limits, (False, True)):
+        name = "lowest_memory" if by_memory else "throughput"
+        small = limited(config_of(model, cluster, 4, pins, name=name), limit)
+        assert_best(small, tried, by_memory=by_memory)
+
+
+def assert_best(config: RunConfig, tried: list[Tried], *, by_memory: bool) -> None:
+    """The search's best, its front and its engines are those of brute force."""
+    fitting = [each for each in tried if fits(config, each.found)]
+    found = search_without_offload(config)
+    if not fitting:
+        assert found is None
+        return
+    order = (lambda p: (p[1], p[0])) if by_memory else (lambda p: p)
+    best = min((each.point for each in fitting), key=order)
+    assert found is not None
+    assert order((found.chosen.step_s, found.chosen.peak_gib)) == pytest.approx(order(best))
+    worst = 1.25 * order(best)[0]
+    front = {p for p in (e.point for e in fitting) if order(p)[0] <= worst and not beaten(p, fitting)}
+    points = [(each.step_s, each.peak_gib) for each in found.front.skyline]
+    for point in front:
+        assert any(p == pytest.approx(point) for p in points), point
+
+
+def beaten(point: tuple[float, float], others: list[Tried]) -> bool:
+    slack = 1 + 1e-9
+    return any(
+        other.point[0] <= point[0] * slack
+        and other.point[1] <= point[1] * slack
+        and (other.point[0] * slack < point[0] or other.point[1] * slack < point[1])
+        for other in others
+    )
+
+
+def search_without_offload(config: RunConfig) -> Found | None:
+    """What a search finds where host memory holds nothing."""
+    node = config.cluster.node.model_copy(update={"host_memory_gib": 2.0 * config.cluster.slots})
+    small = config.model_copy(update={"cluster": config.cluster.model_copy(update={"node": node})})
+    found = search(small, layouts_of.pinned(small), UNCALIBRATED)
+    return found if isinstance(found, Found) else None
+
+
+# --- what the search takes for granted
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "torch", "megatron", "native"])
+@pytest.mark.parametrize("recipe", ["llama3_70b", "mixtral_8x7b", "vla70b", "deepseek_v3", "gpt3_175b"])
+def test_more_recompute_never_takes_more_memory_or_less_time(recipe: str, engine: str) -> None:
+    for layout in some_layouts(recipe):
+        levels = [replace(layout, recompute=each) for each in ("none", "selective", "full")]
+        totals = [peak_and_time(recipe, engine, each) for each in levels]
+        assert totals[2][0] <= min(t[0] for t in totals) * (1 + 1e-12), layout
+        assert [t[1] for t in totals] == sorted(t[1] for t in totals), layout
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "torch", "megatron", "native"])
+@pytest.mark.parametrize("recipe", ["llama3_70b", "mixtral_8x7b", "vla70b", "deepseek_v3", "gpt3_175b"])
+def test_a_larger_micro_batch_never_takes_less_memory(recipe: str, engine: str) -> None:
+    for layout in some_layouts(recipe):
+        halved = replace(layout, micro_batch=1, num_microbatches=layout.num_microbatches * layout.micro_batch)
+        small, large = (peak_and_time(recipe, engine, each)[0] for each in (halved, layout))
+        assert small <= large * (1 + 1e-12), layout
+
+
+def some_layouts(recipe: str) -> Iterator[Layout]:
+    """Layouts of the trunk, drawn at random."""
+    config = recipe_config(f"recipe={recipe}")
+    layers = config.model.components[config.model.trunk].layers  # type: ignore[union-attr]
+    draw = random.Random(recipe)
+    for _ in range(12):
+        pp = draw.choice([n for n in range(1, 17) if layers % n == 0] or [1])
+        yield Layout(
+            tp=draw.choice([1, 2, 4, 8]), pp=pp, vpp=1, cp=1, ep=1, dp=draw.choice([1, 2, 8]),
+            zero=draw.choice([0, 1] if pp > 1 else [0, 1, 2, 3]), offload="none",
+            recompute=draw.choice(["none", "full"]), micro_batch=draw.choice([2, 4]),
+            num_microbatches=draw.choice([2, 8, 64]), rank_offset=0, layers_per_stage=(layers // pp,) * pp,
+        )  # fmt: skip
+
+
+def peak_and_time(recipe: str, engine: str, layout: Layout) -> tuple[float, float]:
+    """(GiB of the fullest stage, seconds of a step) of the trunk alone."""
+    config = recipe_config(f"recipe={recipe}")
+    trunk = config.model.trunk
+    every = cases(config, ENGINES[engine], {trunk: layout}, "fp32")
+    peak = max(stage_memory(every[trunk], stage).total for stage in range(layout.pp))
+    return peak, step_time(every, UNCALIBRATED).step_s

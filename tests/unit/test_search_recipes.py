@@ -1,0 +1,63 @@
+"""strategy=auto for each recipe: no slower than what the recipe pins, or a clear refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from dslaunch.conffiles import names
+from dslaunch.errors import PlanError
+from dslaunch.flow import Request, configured
+from dslaunch.plan.planner import plan
+from dslaunch.planfile import Prediction
+
+RECIPES = [name for name in names("recipes") if name != "vla_tiny"]
+QUICK = ["llama3_8b", "llama3_70b", "mixtral_8x7b", "openvla_7b"]
+
+
+def predicted(*words: str) -> Prediction | PlanError:
+    try:
+        return plan(configured(Request(words, None, (), ())))[1]
+    except PlanError as error:
+        return error
+
+
+def compare(recipe: str, cluster: str) -> None:
+    words = [f"recipe={recipe}", *([cluster] if cluster else [])]
+    pinned, searched = predicted(*words), predicted(*words, "strategy=auto")
+    if isinstance(searched, PlanError):
+        assert str(searched).startswith("strategy=auto: no")
+        assert isinstance(pinned, PlanError) or not fits(pinned)
+        return
+    assert searched.peak_memory_gib <= searched.memory_limit_gib
+    assert searched.search is not None
+    assert "chosen" in searched.search.engines.values()
+    if isinstance(pinned, Prediction) and fits(pinned):
+        assert searched.step_time_s <= pinned.step_time_s * (1 + 1e-9)
+
+
+def fits(prediction: Prediction) -> bool:
+    in_host = prediction.host_memory_gib <= prediction.host_limit_gib
+    return prediction.peak_memory_gib <= prediction.memory_limit_gib and in_host
+
+
+@pytest.mark.parametrize("recipe", QUICK)
+def test_a_search_is_no_slower_than_the_recipes_own_layout(recipe: str) -> None:
+    compare(recipe, "")
+
+
+def test_vla70b_on_64_gpus_says_which_engines_run_it_and_which_do_not() -> None:
+    compare("vla70b", "cluster=64xA100")
+    searched = predicted("recipe=vla70b", "cluster=64xA100", "strategy=auto")
+    assert isinstance(searched, Prediction)
+    assert searched.search is not None
+    engines = searched.search.engines
+    assert engines["torch"] == "refused: strategy.sharding is zero; torch takes ddp, fsdp2, hsdp"
+    assert "takes a single decoder" in engines["megatron"]
+    assert list(engines.values()).count("chosen") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [8, 16, 64, 256, 1024])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_at_every_size(recipe: str, gpus: int) -> None:
+    compare(recipe, f"cluster={gpus}xH100")
