@@ -30,7 +30,13 @@ _STOCK = frozenset({
     "pretrain_retro.py", "pretrain_ict.py", "pretrain_vision_classify.py", "",
 })  # fmt: skip
 """Megatron's own programs, whose parser takes nothing but the catalogue; an argument file is for one of them."""
-_OF_PROGRAMS = frozenset({"--local_rank", "--local-rank"})
+_OF_PROGRAMS = frozenset({
+    "--local_rank", "--local-rank",
+    "--encoder-tp", "--encoder-dp", "--llm-offset", "--llm-tp", "--llm-cp", "--llm-pp", "--llm-dp", "--llm-ep",
+    "--freeze-vit", "--freeze-projection", "--freeze-lm", "--image-seq-length",
+})  # fmt: skip
+"""What launchers add, and what examples/mimo adds to the parser (NVIDIA/Megatron-LM core_v0.19.0:
+examples/mimo/training/args.py)."""
 _REDIRECTION = re.compile(r"\d*[<>&|]")
 """A command kept as text in a variable may end with one."""
 _TYPES: Mapping[str, type] = {"int": int, "float": float}

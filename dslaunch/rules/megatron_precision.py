@@ -6,6 +6,7 @@ from dslaunch.rules.megatron_demands import Demand, demands
 from dslaunch.rules.megatron_run import Run
 
 _SHARDED = ("--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp")
+_OVERLAPPED = ("--overlap-grad-reduce", "--overlap-param-gather")
 _FULL = "--recompute-granularity full"
 _OLD_MODULES = frozenset({"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"})
 _MODULES = _OLD_MODULES | {"shared_experts"}
@@ -199,10 +200,26 @@ _OPTIMIZER = (
     ),
     Demand(
         "--optimizer",
-        lambda r: r.text("--optimizer", "adam") == "muon"
-        and r.on("--overlap-grad-reduce", "--overlap-param-gather"),
-        "--optimizer muon with overlapped collectives", "Drop --overlap-grad-reduce and --overlap-param-gather.",
-        since="0.16.0", before="0.18.0",
+        lambda r: "muon" in r.text("--optimizer", "adam") and r.on(*_OVERLAPPED),
+        "the muon optimizers with overlapped collectives", "Drop --overlap-grad-reduce and --overlap-param-gather.",
+        since="0.16.0", before="0.17.0",
+    ),
+    Demand(
+        "--optimizer",
+        lambda r: r.text("--optimizer", "adam") == "muon" and r.on(*_OVERLAPPED),
+        "--optimizer muon with overlapped collectives", "Use dist_muon, or drop --overlap-grad-reduce.",
+        since="0.17.0", before="0.18.0",
+    ),
+    Demand(
+        "--optimizer",
+        lambda r: "muon" in r.text("--optimizer", "adam") and r.on("--use-torch-fsdp2", "--use-megatron-fsdp"),
+        "the muon optimizers with FSDP", "Use adam or sgd with FSDP.", since="0.16.0", before="0.18.0",
+    ),
+    Demand(
+        "--ckpt-format",
+        lambda r: r.text("--optimizer", "adam") not in ("adam", "sgd")
+        and r.text("--ckpt-format", "torch_dist") not in ("torch", "torch_dist"),
+        "this --optimizer with a --ckpt-format other than torch or torch_dist", "Use torch_dist.", since="0.18.0",
     ),
     Demand(
         "--optimizer",

@@ -156,7 +156,10 @@ sizes(
 def _batch(run: Run) -> Iterator[Fault]:
     micro, whole = run.size(_MICRO), run.size(_GLOBAL)
     if run.on("--decrease-batch-size-if-needed", "--rampup-batch-size", "--step-batch-size-schedule"):
-        return
+        # Since core 0.18 the batch of the evaluation, the same unless given, has to come out whole nevertheless.
+        own = run.on("--eval-global-batch-size", "--eval-micro-batch-size", "--step-batch-size-schedule")
+        if own or not run.between("0.18.0", ""):
+            return
     ranks = run.tp * run.pp * run.cp
     if micro < 1 or whole < 1 or run.world % ranks:
         return

@@ -23,7 +23,9 @@ def predicted(*words: str) -> Prediction | PlanError:
 
 def compare(recipe: str, cluster: str) -> None:
     words = [f"recipe={recipe}", *([cluster] if cluster else [])]
-    pinned, searched = predicted(*words), predicted(*words, "strategy=auto")
+    sharding = configured(Request(tuple(words), None, (), ())).strategy.sharding
+    pinned = predicted(*words)
+    searched = predicted(*words, "strategy=auto", f"strategy.sharding={sharding}")
     if isinstance(searched, PlanError):
         assert str(searched).startswith("strategy=auto: no")
         assert isinstance(pinned, PlanError) or not fits(pinned)
