@@ -201,7 +201,7 @@ _OPTIMIZER = (
     Demand(
         "--optimizer",
         lambda r: "muon" in r.text("--optimizer", "adam") and r.on(*_OVERLAPPED),
-        "the muon optimizers with overlapped collectives", "Drop --overlap-grad-reduce and --overlap-param-gather.",
+        "the muon optimizers with overlapped collectives", "Drop the two overlaps of gradients and parameters.",
         since="0.16.0", before="0.17.0",
     ),
     Demand(

@@ -134,7 +134,7 @@ _DETERMINISTIC = (
     Demand(
         "--deterministic-mode",
         lambda r: r.on("--deterministic-mode") and r.on("--use-flash-attn"),
-        "--deterministic-mode with --use-flash-attn", "Drop --use-flash-attn.",
+        "--deterministic-mode with --use-flash-attn", "Drop --use-flash-attn.", before="0.19.0",
     ),
     Demand(
         "--deterministic-mode",

@@ -160,9 +160,13 @@ def test_accelerate_loads_every_recipe_that_torch_takes(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
     for each in taken("torch"):
+        assert each.plan
+        if each.plan.cluster.accelerator == "cpu":
+            # accelerate does not shard on CPUs: no file is rendered for it.
+            assert "accelerate.yaml" not in each.files
+            continue
         file = tmp_path / f"{each.recipe}.yaml"
         file.write_text(each.files["accelerate.yaml"], encoding="utf-8")
-        assert each.plan
         assert load_config_from_file(str(file)).num_processes == each.plan.world_size, each.recipe
 
 
