@@ -139,7 +139,12 @@ _DETERMINISTIC = (
     Demand(
         "--deterministic-mode",
         lambda r: r.on("--deterministic-mode") and r.on("--cross-entropy-loss-fusion"),
-        "--deterministic-mode with --cross-entropy-loss-fusion", "Drop the fusion.", before="0.19.0",
+        "--deterministic-mode with --cross-entropy-loss-fusion", "Drop the fusion.",
+    ),
+    Demand(
+        "--deterministic-mode",
+        lambda r: r.on("--deterministic-mode") and r.on("--tp-comm-overlap"),
+        "--deterministic-mode with --tp-comm-overlap", "Drop the overlap.", since="0.19.0",
     ),
     Demand(
         "--deterministic-mode",
