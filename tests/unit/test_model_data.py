@@ -137,7 +137,7 @@ def test_stages_of_every_component_add_up_to_the_whole(component: Component) -> 
     total = layers(component)
     cuts = sorted({0, 1, total // 2, total})
     stages = sum(params_on_rank(component, 1, a, b - a) for a, b in pairwise(cuts) if a < b)
-    # Layers that predict further tokens stand on the last stage, with an embedding of their own to look them up in.
+    # Layers that predict further tokens stand on the last stage, with an embedding of their own.
     twice = isinstance(component, Decoder) and (component.tied_embeddings or component.mtp_layers > 0)
     tied = twice and len(cuts) > 2
     table = component.vocab * component.hidden if tied else 0
