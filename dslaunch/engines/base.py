@@ -88,8 +88,6 @@ class Engine:
     overlaps_reduction: bool
     """Whether gradient reduction runs beside the backward pass where pp is 1."""
     source: str
-    needs_script: bool = False
-    """Whether nothing runs but a script of the user's: there is no module that stands in for it."""
     towers_apart: bool = False
     """Whether the components beside the trunk have one layout, on ranks of their own before the trunk's, and share
     out the samples of its micro-batches."""

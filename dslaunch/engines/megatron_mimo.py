@@ -121,7 +121,6 @@ ENGINE = dataclasses.replace(
     zero_with_pipeline=frozenset({1}),
     schedules=frozenset({"1f1b"}),
     even_stages=True,
-    needs_script=True,
     towers_apart=True,
     source="examples/mimo/pretrain_mimo.py, core 0.19: it requires the distributed optimizer",
     limits=limits,

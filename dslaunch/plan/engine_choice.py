@@ -36,19 +36,9 @@ def engine_faults(config: RunConfig, layouts: Mapping[str, Layout], name: str) -
 
 
 def candidates(config: RunConfig) -> list[str]:
-    """The engines among which a search chooses.
-
-    One that runs a script of the user's alone is taken where there is one, or where it is asked for by name.
-    """
+    """The engines among which a search chooses."""
     asked = config.engine.name
-    if asked != "auto":
-        return [asked]
-    named_or_scripted = bool(config.goal.engines or config.script)
-    return [
-        name
-        for name, engine in ENGINES.items()
-        if not _not_allowed(config, name) and (named_or_scripted or not engine.needs_script)
-    ]
+    return [asked] if asked != "auto" else [n for n in ENGINES if not _not_allowed(config, n)]
 
 
 def choose(

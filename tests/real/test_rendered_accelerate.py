@@ -16,7 +16,10 @@ from tests.real.parts import need
 
 need("torch", "accelerate")
 
-LLAMA = ["recipe=llama3_8b", "cluster=64xH100", "engine=torch", "script=train.py", "training.global_batch=128"]
+LLAMA = [
+    "recipe=llama3_8b", "cluster=64xH100", "engine=torch", "script=train.py", "training.global_batch=128",
+    "strategy.every.recompute=none",
+]  # fmt: skip
 CASES = {
     "fsdp2": ["strategy=fsdp2"],
     "hsdp": ["strategy=hsdp"],
