@@ -51,10 +51,9 @@ def target_lines(held: Sequence[Held]) -> list[str]:
     """Target, what is reached, and whether that is enough."""
     lines = ["Error per source, averaged over sources; no source calibrates its own prediction", ""]
     for target in targets(held):
-        reached = "-" if target.reached is None else f"{target.reached:.1%}"
         sign = ">=" if target.at_least else "<="
         lines.append(
-            f"{target.name:46} {reached:>7}   {sign} {target.wanted:6.2%}   {'' if target.met else 'missed'}"
+            f"{target.name:46} {target.shown:>7}   {sign} {target.wanted:6.2%}   {'' if target.met else 'missed'}"
         )
     return lines
 

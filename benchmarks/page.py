@@ -74,10 +74,9 @@ def _lines(held: Sequence[Held], found: Sequence[Error]) -> list[str]:
 def _targets(held: Sequence[Held]) -> list[str]:
     lines = ["| | reached | target |", "|---|---:|---:|"]
     for target in targets(held):
-        reached = "-" if target.reached is None else f"{target.reached:.1%}"
         sign = "at least " if target.at_least else ""
         lines.append(
-            f"| {target.name} | {reached}{'' if target.met else ' (missed)'} | {sign}{target.wanted:.2%} |"
+            f"| {target.name} | {target.shown}{'' if target.met else ' (missed)'} | {sign}{target.wanted:.2%} |"
         )
     return lines
 

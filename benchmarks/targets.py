@@ -25,6 +25,11 @@ class Target:
     at_least: bool = False
 
     @property
+    def shown(self) -> str:
+        """What is reached, in words."""
+        return "-" if self.reached is None else f"{self.reached:.1%}"
+
+    @property
     def met(self) -> bool:
         if self.reached is None:
             return False

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from dslaunch.files.arithmetic import whole_number
+
 _ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
 _ARGUMENT = re.compile(r"\$(?:\d|\{\d\}|[@*])")
 """The script's own arguments: conditions are told as if it had none."""
 _REFERENCE = re.compile(r"\$\{?(\w+)\}?")
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 _COMPARISONS: dict[str, Callable[[str, str], bool]] = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -154,24 +147,10 @@ def computed(text: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         bare = _REFERENCE.sub(r"\1", match[1])
         filled = _NAME.sub(lambda name: variables.get(name[0], name[0]), bare)
-        return str(_value(filled, match[0]))
+        number = whole_number(filled)
+        return match[0] if number is None else str(number)
 
     return _ARITHMETIC.sub(value, text)
-
-
-def _value(expression: str, otherwise: str) -> int | str:
-    try:
-        return _number(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return otherwise
-
-
-def _number(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_number(node.left), _number(node.right))
-    raise ValueError(ast.dump(node))
 
 
 def simple_statements(lines: Iterable[str]) -> Iterator[str]:
