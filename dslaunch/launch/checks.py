@@ -9,11 +9,34 @@ import sys
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, LaunchError
-from dslaunch.launch.hostfile import check_hosts, parse_hostfile
+from dslaunch.launch.hosts import fitting
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.planfile import Plan
 from dslaunch.render import launch_blocker
 
+_COMMANDS = {
+    "ssh/ssh": ("ssh",),
+    "ssh/pdsh": ("pdsh", "ssh"),
+    "openmpi": ("mpirun", "ssh"),
+    "kubernetes": ("kubectl",),
+}
+"""What a launcher starts on this machine."""
+_RUNNERS = {
+    "local": ("deepspeed", "torchrun"),
+    "torchrun": ("torchrun",),
+    "ssh/ssh": ("direct", "deepspeed", "torchrun"),
+    "ssh/pdsh": ("deepspeed",),
+    "openmpi": ("direct",),
+    "kubernetes": ("torchrun",),
+    "slurm": ("direct", "deepspeed", "torchrun"),
+}
+_INSTEAD = {
+    "ssh": "Install OpenSSH's client, or launch where it is",
+    "pdsh": "Install pdsh, or take launcher.transport=ssh, which needs ssh alone",
+    "kubectl": "Render with `dslaunch render -o DIR launcher=kubernetes ...`, and type `kubectl create -f "
+    "DIR/kubernetes.yaml` where kubectl is",
+    "mpirun": "Load Open MPI's module or install it, or take launcher=ssh",
+}
 _MEGATRON = ("megatron", "megatron_deepspeed")
 
 
@@ -23,7 +46,8 @@ def check(request: LaunchRequest, launcher: str) -> None:
     Raises:
         ConfigError: the first fault found.
     """
-    _check_program(request)
+    if launcher != "kubernetes":  # there the program stands in the image
+        _check_program(request)
     check_hostfile(request.plan, request.work_dir)
     nodes = request.plan.cluster.nodes
     if launcher == "local" and nodes > 1:
@@ -31,6 +55,9 @@ def check(request: LaunchRequest, launcher: str) -> None:
             f"launcher.name=local: the plan has {nodes} nodes, this machine is one. Use launcher=slurm or "
             "launcher=ssh, or plan for this machine with cluster=local"
         )
+    if launcher:
+        _check_runner(request, launcher)
+        _check_chosen_gpus(request, launcher)
     if launcher in ("local", "torchrun"):
         _check_paths(request)
 
@@ -52,8 +79,10 @@ def check_hostfile(plan: Plan, work_dir: Path) -> None:
     except OSError:
         return
     except UnicodeDecodeError as error:
-        raise ConfigError(f"launcher.hostfile: {named} is no UTF-8 text. Its lines are `HOST slots=N`") from error
-    check_hosts(parse_hostfile(text, named), plan.cluster.nodes, plan.cluster.gpus_per_node, named)
+        raise ConfigError(
+            f"launcher.hostfile: {named} is no UTF-8 text. Its lines are `HOST slots=N`"
+        ) from error
+    fitting(plan, text, named)
 
 
 def check_machine(request: LaunchRequest, launcher: str) -> None:
@@ -72,6 +101,8 @@ def check_machine(request: LaunchRequest, launcher: str) -> None:
             _check_port(request.plan.launcher.master_port)
     if launcher == "slurm" and not request.inside_allocation:
         _check_sbatch(request)
+    for command in _COMMANDS.get(_way(request, launcher), ()):
+        _check_command(request, launcher, command)
 
 
 def _check_program(request: LaunchRequest) -> None:
@@ -139,7 +170,9 @@ def _check_paths(request: LaunchRequest) -> None:
         if value.startswith(("/", "./", "../", "~")):
             path = request.absolute(value)
             if not path.exists() and not path.with_name(path.name + ".bin").exists():
-                raise ConfigError(f"{key}: {value} does not exist on this machine ({path}). Give a path that does")
+                raise ConfigError(
+                    f"{key}: {value} does not exist on this machine ({path}). Give a path that does"
+                )
 
 
 def _check_sbatch(request: LaunchRequest) -> None:
@@ -147,6 +180,40 @@ def _check_sbatch(request: LaunchRequest) -> None:
         raise LaunchError(
             "launcher.name=slurm: nothing was launched: sbatch is not on this machine's PATH. Render with "
             "`dslaunch render -o DIR`, and type `dslaunch launch DIR` on a login node of the cluster",
+            status=5,
+        )
+
+
+def _check_runner(request: LaunchRequest, launcher: str) -> None:
+    runner, allowed = request.plan.launcher.runner, _RUNNERS[_way(request, launcher)]
+    if runner not in ("auto", *allowed):
+        transport = f" with launcher.transport={request.plan.launcher.transport}" if launcher == "ssh" else ""
+        raise ConfigError(
+            f"launcher.runner: {runner} does not start ranks under launcher={launcher}{transport}; allowed are "
+            f"auto, {', '.join(allowed)}. Change it, or take another launcher"
+        )
+
+
+def _check_chosen_gpus(request: LaunchRequest, launcher: str) -> None:
+    """DeepSpeed's launcher of a host and mpirun take the first GPUs, whatever a filter says."""
+    given = request.plan.launcher.include or request.plan.launcher.exclude
+    deepspeed = request.plan.launcher.runner == "deepspeed" or request.plan.launcher.transport == "pdsh"
+    if ":" in given and (launcher == "openmpi" or (launcher == "ssh" and deepspeed)):
+        raise ConfigError(
+            f"launcher.include or exclude: {given!r} chooses GPUs, which is not handed on here. Name whole "
+            "hosts, or take launcher=ssh launcher.runner=direct"
+        )
+
+
+def _way(request: LaunchRequest, launcher: str) -> str:
+    return f"{launcher}/{request.plan.launcher.transport}" if launcher == "ssh" else launcher
+
+
+def _check_command(request: LaunchRequest, launcher: str, command: str) -> None:
+    if not shutil.which(command, path=request.environ.get("PATH")):
+        raise LaunchError(
+            f"launcher.name={launcher}: nothing was launched: {command} is not on this machine's PATH. "
+            f"{_INSTEAD[command]}",
             status=5,
         )
 

@@ -1,7 +1,7 @@
 """DeepSpeed's hostfile, by the grammar of deepspeed/launcher/runner.py (_parse_hostfile, 0.19.8).
 
-A line is `HOST slots=N`; what follows the digits is not read. Blank lines and lines that begin with # are
-left out.
+A line is `HOST slots=N`; what follows the digits is not read by DeepSpeed, and `type=GPU` there is dslaunch's own.
+Blank lines and lines that begin with # are left out.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import re
 from dslaunch.errors import ConfigError
 from dslaunch.hosts import HOST_FIX, is_host
 
-_LINE = re.compile(r"^(\S+)\s+slots=(\d+)")
+_LINE = re.compile(r"^(\S+)\s+slots=(\d+)(?:\s.*?\btype=([^\s#]+))?")
 
 
-def parse_hostfile(text: str, where: str) -> dict[str, int]:
+def parse_hostfile(text: str, where: str, gpu: str = "") -> dict[str, int]:
     """Slots by host, in rank order.
 
+    Args:
+        gpu: the plan's GPU, such as A100-SXM4-80GB: a host whose `type=` is not how that begins is refused.
+
     Raises:
-        ConfigError: a bad line, no name of a host, a host named twice, or no host at all; `where` names the file.
+        ConfigError: a bad line, no name of a host, a host named twice, another type, or no host at all; `where`
+            names the file.
     """
     hosts: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -31,6 +35,12 @@ def parse_hostfile(text: str, where: str) -> dict[str, int]:
         host, slots = match.group(1), int(match.group(2))
         if not is_host(host):
             raise ConfigError(f"{where}:{number}: {host!r} is no host name. {HOST_FIX}")
+        kind = match.group(3) or ""
+        if gpu and not gpu.lower().startswith(kind.lower()):
+            raise ConfigError(
+                f"{where}:{number}: {host} has type={kind}, but the plan is for {gpu}. Leave that host out of the "
+                f"file, or plan for such GPUs: cluster=NODESxGPUSx{kind}"
+            )
         if host in hosts:
             raise ConfigError(f"{where}:{number}: host {host} stands here for the second time. Name it once")
         hosts[host] = slots

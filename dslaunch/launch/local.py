@@ -1,4 +1,4 @@
-"""On this machine, through DeepSpeed's runner."""
+"""On this machine, through DeepSpeed's runner or torchrun."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dslaunch.launch.steps import Execute, Step
 
 def prepare(request: LaunchRequest) -> list[Step]:
     """launch.sh, supervised here."""
-    return [on_this_machine(request, runner="deepspeed")]
+    runner = request.plan.launcher.runner
+    return [on_this_machine(request, runner="deepspeed" if runner == "auto" else runner)]
 
 
 def on_this_machine(request: LaunchRequest, runner: str) -> Execute:
@@ -31,7 +32,7 @@ def head_node(
         argv=("bash", "launch.sh"),
         cwd=request.run_dir,
         env={**request.variables(local_python=local_python), **variables, **fixed},
-        log=request.run_dir / "logs" / "launcher.log",
+        log=request.logs / "launcher.log",
         free_port="" if port else "DSLAUNCH_MASTER_PORT",
         ranks=ranks,
     )

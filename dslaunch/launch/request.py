@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dslaunch.planfile import Plan
+from dslaunch.run.attempts import logs_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,15 @@ class LaunchRequest:
     """The environment of the launching shell."""
     wait: bool
     """Follow a submitted job to its end."""
+    attempt: int = 1
+    """Starts of these files in this run folder, this one included."""
+    preflight: bool = True
+    """A SLURM job asks its nodes how they are, before it starts the ranks."""
+
+    @property
+    def logs(self) -> Path:
+        """Where this attempt's logs go."""
+        return logs_of(self.run_dir, self.attempt)
 
     @property
     def inside_allocation(self) -> bool:
@@ -62,5 +72,6 @@ class LaunchRequest:
             "DSLAUNCH_RUN_DIR": str(self.run_dir),
             "DSLAUNCH_WORK_DIR": str(self.work_dir),
             "DSLAUNCH_PYTHON": python,
+            **({"DSLAUNCH_ATTEMPT": str(self.attempt)} if self.attempt > 1 else {}),
             **({"DSLAUNCH_MEGATRON_PATH": str(self.absolute(megatron))} if megatron else {}),
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from dslaunch.errors import ConfigError
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute, Follow, Step, Submit
@@ -36,10 +38,18 @@ def prepare(request: LaunchRequest) -> list[Step]:
     submit = Submit(
         argv=("sbatch", "--parsable", "--chdir", run_dir, "--output", log, "--export=ALL", "job.sbatch"),
         cwd=request.run_dir,
-        env=request.variables(local_python=False),
+        env=_variables(request),
         passed=tuple(dict.fromkeys([*passed, *request.plan.launcher.pass_env])),
+        fresh=request.attempt == 1,
+        continuations=request.plan.launcher.continuations,
     )
     return [submit, Follow(request.run_dir)] if request.wait else [submit]
+
+
+def _variables(request: LaunchRequest) -> dict[str, str]:
+    """With the Python of this dslaunch, which the job asks its nodes with."""
+    ours = {"DSLAUNCH_PREFLIGHT": sys.executable} if request.preflight else {}
+    return {**request.variables(local_python=False), **ours}
 
 
 def _in_allocation(request: LaunchRequest) -> Execute:
@@ -52,7 +62,8 @@ def _in_allocation(request: LaunchRequest) -> Execute:
     return Execute(
         argv=("bash", "job.sbatch"),
         cwd=request.run_dir,
-        env=request.variables(local_python=False),
-        log=request.run_dir / "logs" / "launcher.log",
+        # The allocation is the user's own: it is not put back into the queue.
+        env={**_variables(request), "DSLAUNCH_REQUEUE": "0"},
+        log=request.logs / "launcher.log",
         unset=tuple(sorted(n for n in request.environ if n.startswith("SLURM") and n not in _JOB_NAMES)),
     )

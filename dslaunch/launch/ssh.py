@@ -1,41 +1,47 @@
-"""On several hosts over ssh, through DeepSpeed's own multi-node runner."""
+"""On several hosts over ssh: with an agent of ours on each, or through DeepSpeed's own runner and pdsh."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from dataclasses import replace
 
-from dslaunch.errors import ConfigError
-from dslaunch.launch.hostfile import check_hosts, parse_hostfile
+from dslaunch.launch.hosts import host_words
 from dslaunch.launch.local import head_node
+from dslaunch.launch.remote_job import HOSTS
 from dslaunch.launch.request import LaunchRequest
-from dslaunch.launch.steps import Step
+from dslaunch.launch.steps import Execute, Step
 
 
 def prepare(request: LaunchRequest) -> list[Step]:
-    """launch.sh with the hostfile, supervised here.
+    """The launch over ssh, supervised here.
 
     Raises:
         ConfigError: no hostfile, or one that does not fit the plan.
     """
-    cluster = request.plan.cluster
-    where = request.plan.launcher.hostfile or "hostfile"
-    hosts = parse_hostfile(_text(request), where)
-    check_hosts(hosts, cluster.nodes, cluster.gpus_per_node, where)
-    variables = {"DSLAUNCH_RUNNER": "deepspeed", "DSLAUNCH_HOSTFILE": request.hostfile}
-    return [head_node(request, variables, local_python=False, ranks=None)]
+    pdsh = request.plan.launcher.transport == "pdsh"
+    return [_over_pdsh(request) if pdsh else _with_agents(request)]
 
 
-def _text(request: LaunchRequest) -> str:
-    if not request.plan.launcher.hostfile:
-        if "hostfile" not in request.files:
-            raise ConfigError(
-                "launcher.name=ssh: no host is named. Give launcher.hostfile=FILE (lines of `HOST slots=N`), or "
-                "cluster.hosts=[HOST,...] when the files are rendered"
-            )
-        return request.files["hostfile"]
-    try:
-        return Path(request.hostfile).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"launcher.hostfile: {request.hostfile} cannot be read: {error}. Its lines are `HOST slots=N`"
-        ) from error
+def _with_agents(request: LaunchRequest) -> Execute:
+    runner = request.plan.launcher.runner
+    return Execute(
+        argv=(sys.executable, "-m", "dslaunch.launch.remote"),
+        cwd=request.run_dir,
+        env={
+            **request.variables(local_python=False),
+            "DSLAUNCH_RUNNER": "direct" if runner == "auto" else runner,
+            "DSLAUNCH_HOSTS": host_words(request),
+        },
+        log=request.logs / "launcher.log",
+        ranks=request.plan.world_size if "/ranks" in request.files.get("rank.sh", "") else None,
+    )
+
+
+def _over_pdsh(request: LaunchRequest) -> Execute:
+    variables = {
+        "DSLAUNCH_RUNNER": "deepspeed",
+        "DSLAUNCH_HOSTFILE": str(request.run_dir / HOSTS),
+        "DSLAUNCH_HOSTS": host_words(request),
+    }
+    step = head_node(request, variables, local_python=False, ranks=None)
+    return replace(step, argv=(sys.executable, "-m", "dslaunch.launch.swept", "shielded", *step.argv))

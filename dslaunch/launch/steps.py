@@ -14,6 +14,8 @@ class WriteFiles:
 
     folder: Path
     files: Mapping[str, str]
+    work_dir: Path
+    """Where the user stands; state.json keeps it for a resume."""
     source: Path | None = None
     """The reviewed folder that they are an exact copy of."""
 
@@ -68,10 +70,23 @@ class Submit:
     env: Mapping[str, str]
     passed: tuple[str, ...]
     """Variables of the shell that are handed over; their values are not shown."""
+    fresh: bool = True
+    """The run folder was made for this submission, and goes where SLURM refuses it."""
+    continuations: int = 0
+    """Jobs queued behind it, each of which starts where the one before it failed."""
+
+    def behind(self, job: str) -> tuple[str, ...]:
+        """The command that queues the same job behind `job`."""
+        options = (f"--dependency=afternotok:{job}", "--kill-on-invalid-dep=yes")
+        return (self.argv[0], *options, *self.argv[1:])
 
     def describe(self) -> str:
         words = [*(f'{name}="${name}"' for name in self.passed), *assignments(self.env)]
-        return f"cd {shlex.quote(str(self.cwd))} && env -i {' '.join(words)} {shlex.join(self.argv)}"
+        line = f"cd {shlex.quote(str(self.cwd))} && env -i {' '.join(words)} {shlex.join(self.argv)}"
+        if not self.continuations:
+            return line
+        behind = " ".join(self.behind("THE JOB BEFORE")[1:3])
+        return f"{line}\n  and {self.continuations} more behind it, each with {behind}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,18 @@ class Follow:
         return f"follow the job and {shlex.quote(str(self.folder / 'logs'))}/slurm-JOB.out"
 
 
-Step = WriteFiles | RecordCode | Execute | Submit | Follow
+@dataclass(frozen=True)
+class Create:
+    """Hand a manifest to Kubernetes."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+
+    def describe(self) -> str:
+        return f"cd {shlex.quote(str(self.cwd))} && {shlex.join(self.argv)}"
+
+
+Step = WriteFiles | RecordCode | Execute | Submit | Follow | Create
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:

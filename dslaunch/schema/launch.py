@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dslaunch.schema.base import NonNegative, Part, Positive, PositiveFloat, Texts
 from dslaunch.schema.deepspeed import ActivationCheckpointing, Monitor
+from dslaunch.schema.kubernetes import Kubernetes
 from dslaunch.schema.slurm import Memory, Nodes, Options, Switches, TimeLimit, Word
 
 _WEEK_MINUTES = 7 * 24 * 60
@@ -90,6 +92,12 @@ class Slurm(Part):
     """CPU cores per rank; the node's cores shared out where it is not given."""
     signal_before_s: NonNegative = 0
     """Seconds before the time limit at which every rank gets SIGTERM, for programs that then save; 0 is never."""
+    requeue: NonNegative = 0
+    """Times that the job is put back into the queue, in the same run folder, to go on from its newest checkpoint:
+    after a failure, a preemption, a lost node, or the signal before the time limit. 0: it is not."""
+    continuations: NonNegative = 0
+    """Jobs queued behind the first at once, each of which starts where the one before it failed or ran out of
+    time, and goes on from the newest checkpoint."""
     modules: Texts = ()
     """Environment modules to load, in order."""
     setup: Texts = ()
@@ -117,11 +125,38 @@ class Container(Part):
         return self
 
 
+def _subnet(value: str) -> str:
+    if value:
+        try:
+            ipaddress.IPv4Network(value)
+        except ValueError as error:
+            raise ValueError(f"is {value!r}: {error}. Give an IPv4 network such as 10.0.0.0/16") from error
+    return value
+
+
 class Launcher(Part):
     """Who starts the ranks."""
 
-    name: Literal["auto", "local", "torchrun", "ssh", "slurm"] = "auto"
+    name: Literal["auto", "local", "torchrun", "ssh", "openmpi", "slurm", "kubernetes"] = "auto"
     """auto is resolved at launch: this machine, an allocation, a hostfile, or a SLURM controller."""
+    runner: Literal["auto", "direct", "deepspeed", "torchrun"] = "auto"
+    """Who starts the ranks of one host. direct: the launcher does, one process a rank (SLURM: an srun task);
+    deepspeed or torchrun: that launcher does, once a host. auto is direct where the launcher can do that."""
+    transport: Literal["ssh", "pdsh"] = "ssh"
+    """How launcher=ssh reaches the hosts: by ssh alone, or by DeepSpeed's own multi-node launcher over pdsh."""
+    include: str = ""
+    """Hosts to use, and GPUs on them, in DeepSpeed's grammar: HOST[:GPU[,GPU...]], several joined by @."""
+    exclude: str = ""
+    """Hosts or GPUs to leave out, in the same grammar; not together with include."""
+    hosts_command: str = ""
+    """A shell command that prints the hosts: lines of a hostfile, or names alone: `scontrol show hostnames`."""
+    subnet: Annotated[str, AfterValidator(_subnet)] = ""
+    """An IPv4 network such as 10.0.0.0/16: each host's interface in it carries NCCL's and Gloo's traffic, and the
+    ranks meet at the first host's address in it. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env win."""
+    connections: Positive = 64
+    """Hosts that launcher=ssh connects to at the same time; once connected, all stay so."""
+    lost_after_s: PositiveFloat = 60.0
+    """Seconds without a sign of life after which launcher=ssh gives a host up, and the host ends its ranks."""
     python: str = ""
     """Interpreter of the training environment; empty: dslaunch's own on this machine, python3 elsewhere."""
     hostfile: str = ""
@@ -135,7 +170,18 @@ class Launcher(Part):
     timeout_minutes: Annotated[float, Field(gt=0, le=_WEEK_MINUTES)] = 30.0
     """Limit of a collective, after which a process group gives up; at most a week."""
     slurm: Slurm = Slurm()
+    kubernetes: Kubernetes = Kubernetes()
     container: Container = Container()
+
+    @model_validator(mode="after")
+    def _one_filter(self) -> Launcher:
+        if self.include and self.exclude:
+            raise ValueError(
+                "include and exclude are both given, and DeepSpeed's grammar takes one. Take one out"
+            )
+        if self.hostfile and self.hosts_command:
+            raise ValueError("hostfile and hosts_command are both given. Take one out")
+        return self
 
 
 class Data(Part):
@@ -146,17 +192,38 @@ class Data(Part):
     tokenizer: str = ""
 
 
+def _every(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise ValueError("allowed are a number of steps from 0 on, and auto")
+
+
+Every = Annotated[int | Literal["auto"], BeforeValidator(_every)]
+
+
 class Checkpoint(Part):
     """What is saved."""
 
     dir: str = ""
     """Folder of the checkpoints; `checkpoints` in the run folder where it is empty."""
-    every: NonNegative = 0
-    """Optimizer steps between checkpoints; 0 saves one at the end only."""
+    every: Every = 0
+    """Optimizer steps between checkpoints; 0 saves one at the end only; auto: what loses the least time by Young
+    and Daly, from save_seconds and cluster.mtbf_hours."""
+    save_seconds: PositiveFloat | None = None
+    """Seconds that one checkpoint takes, as a run measured: its end says so, and RUN/checkpoints.jsonl."""
     load: str = ""
     """Checkpoint to start from."""
     universal: bool = False
     """That checkpoint was converted by DeepSpeed's ds_to_universal.py, and may come from another layout."""
+
+    @model_validator(mode="after")
+    def _measured(self) -> Checkpoint:
+        if self.every == "auto" and self.save_seconds is None:
+            raise ValueError(
+                "every is auto, and save_seconds is missing: give the seconds that a checkpoint took in a run of "
+                "yours (its end says so), or a number of steps"
+            )
+        return self
 
 
 class Run(Part):

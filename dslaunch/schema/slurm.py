@@ -9,7 +9,9 @@ from pydantic import AfterValidator, Field
 
 _LIMIT = r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE"
 _MEMORY = re.compile(r"(\d+[KMGT]?)?", re.IGNORECASE)
-_PLANNED = re.compile(r"--(nodes|n?tasks.*|gres|gpus.*|cpus-per-task|exclusive)", re.IGNORECASE)
+_PLANNED = re.compile(
+    r"--(nodes|n?tasks.*|gres|gpus.*|cpus-per-task|exclusive|(no-)?requeue|open-mode)", re.IGNORECASE
+)
 """Options that the plan decides, or that have a key of their own."""
 
 
@@ -60,7 +62,7 @@ def _option(line: str) -> str:
     if _PLANNED.fullmatch(name):
         raise ValueError(
             f"{name} is decided by the plan. Take it out, and set cluster, launcher.slurm.cpus_per_task or "
-            "launcher.slurm.exclusive instead"
+            "launcher.slurm.exclusive or launcher.slurm.requeue instead"
         )
     return line
 

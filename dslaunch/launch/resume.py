@@ -1,0 +1,110 @@
+"""Start the files of a run once more, in its own folder: every rank is told to load the newest checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dslaunch.errors import ConfigError
+from dslaunch.launch import PREPARE
+from dslaunch.launch.before import before_launch
+from dslaunch.launch.checks import check, check_machine
+from dslaunch.launch.detach import check_detached, run_steps
+from dslaunch.launch.request import LaunchRequest
+from dslaunch.launch.steps import Submit
+from dslaunch.planfile import Plan, plan_from_json
+from dslaunch.run.attempts import attempt_of, begin_attempt
+from dslaunch.run.checkpoints import checkpoint_dir, newest_checkpoint
+from dslaunch.run.folder import verify
+from dslaunch.run.now import ENDED, OUTCOME, Now, look
+from dslaunch.run.state import append_event, update_state
+
+Echo = Callable[[str], None]
+
+
+def resume(
+    folder: Path, *, from_scratch: bool, wait: bool, dry_run: bool, detach: bool, skip_preflight: bool, echo: Echo
+) -> int:
+    """Start the run in `folder` again, from its newest checkpoint.
+
+    Args:
+        from_scratch: start at step 0 where there is no checkpoint.
+        skip_preflight: start without asking the hosts how they are.
+
+    Returns:
+        0 where the job succeeded, was submitted or runs detached; 1 where it failed.
+
+    Raises:
+        ConfigError: it runs, or has finished, or has no checkpoint, or its files have changed.
+        LaunchError: as a launch.
+    """
+    now = look(folder)
+    _refuse(folder, now)
+    files = verify(folder)
+    plan = plan_from_json(files["plan.json"], str(folder / "plan.json"))
+    started_from = _start(plan, folder, now, from_scratch)
+    request = LaunchRequest(
+        plan, files, folder, Path(now.state.work_dir), os.environ, wait, attempt=attempt_of(folder) + 1,
+        preflight=not skip_preflight,
+    )  # fmt: skip
+    launcher = now.state.launcher
+    check(request, launcher)
+    steps = PREPARE[launcher](request)
+    check_detached(detach, steps)
+    if dry_run:
+        for step in steps:
+            echo(step.describe())
+        return 0
+    check_machine(request, launcher)
+    before_launch(request, launcher, echo, skip=skip_preflight)
+    echo(f"{folder.name}: attempt {request.attempt}, from {started_from}")
+    if any(isinstance(step, Submit) for step in steps):
+        _reset_job(folder, started_from)
+    else:
+        begin_attempt(folder, f"resume from {started_from}")
+        update_state(folder, status="prepared", exit_status=None, process=None, supervisor=None)
+    return run_steps(steps, folder, launcher, echo, detach=detach)
+
+
+def _refuse(folder: Path, now: Now) -> None:
+    name = folder.name
+    if now.standing == "finished":
+        raise ConfigError(
+            f"{name}: has finished; nothing is left to resume. To train anew, in a folder of its own: "
+            f"dslaunch launch {folder}"
+        )
+    if now.standing == "unsupervised":
+        raise ConfigError(f"{name}: {now.why}. End it first: dslaunch stop {name}")
+    if now.standing in ("queued", "running", "unknown"):
+        why = f" ({now.why})" if now.why else ""
+        raise ConfigError(f"{name}: is {now.standing}{why}. To end it first: dslaunch stop {name}")
+    if not now.state.launcher or not now.state.work_dir:
+        raise ConfigError(f"{name}: was never launched from here. To launch its files: dslaunch launch {folder}")
+    assert now.standing in (*ENDED, "prepared")
+
+
+def _start(plan: Plan, folder: Path, now: Now, from_scratch: bool) -> str:
+    """What it starts from, in words."""
+    place = checkpoint_dir(plan, folder, now.state.work_dir)
+    saved = newest_checkpoint(place)
+    if saved and from_scratch:
+        raise ConfigError(
+            f"--from-scratch: {place} holds {saved.path.name}, which would be loaded. To train anew, in a "
+            f"folder of its own: dslaunch launch {folder}"
+        )
+    if saved:
+        return f"{saved.path.name} in {place}"
+    if not from_scratch:
+        raise ConfigError(
+            f"{folder.name}: no checkpoint in {place}: it ended before the first was saved (checkpoint.every is "
+            f"{plan.files.checkpoint_every}). To start at step 0: dslaunch resume {folder.name} --from-scratch"
+        )
+    return "step 0"
+
+
+def _reset_job(folder: Path, started_from: str) -> None:
+    """Forget the jobs that ended. job.sbatch begins the attempt when SLURM starts it."""
+    (folder / OUTCOME).unlink(missing_ok=True)
+    update_state(folder, status="prepared", exit_status=None, slurm_job="", continuations=())
+    append_event(folder, "resume", start=started_from)

@@ -1,0 +1,176 @@
+"""A command that is started until it succeeds, or until the policy of what ended it says stop.
+
+Each start is an attempt in the same run folder, on the same rendered files. DSLAUNCH_RESUME=1 tells the program to
+load its newest checkpoint, DSLAUNCH_ATTEMPT counts the starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dslaunch.errors import listed
+from dslaunch.launch.spares import Hosts
+from dslaunch.launch.steps import Execute
+from dslaunch.planfile import Plan
+from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
+from dslaunch.run.causes import Ending, Evidence, Facts, judge
+from dslaunch.run.interval import measured_interval
+from dslaunch.run.kernel import Kernel
+from dslaunch.run.policy import Decision, Past, decide, policies
+from dslaunch.run.processes import Process, identify
+from dslaunch.run.ranks import fault
+from dslaunch.run.records import furthest, read_ranks
+from dslaunch.run.stacks import behind, positions
+from dslaunch.run.state import append_event, update_state
+from dslaunch.run.supervise import Ended, pause, supervise
+from dslaunch.run.thresholds import Vitals
+from dslaunch.run.watchdog import Standstill, Watchdog
+
+_QUOTED_RANKS = 8
+"""Ranks whose place a message tells; the event and the log have all."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """How one start ended."""
+
+    ended: Ended
+    exit_status: int
+    ending: Ending | None
+    """None where it succeeded."""
+    furthest: int
+    log: Path
+
+
+def run_attempts(
+    step: Execute, plan: Plan, run_dir: Path, free_port: Callable[[], int], echo: Callable[[str], None]
+) -> int:
+    """Run `step` until it succeeds or is given up; returns 0 or 1."""
+    number = attempt_of(run_dir)
+    hosts = Hosts.of(step, plan)
+    past: list[Past] = []
+    while True:
+        chosen = {**_port(step, free_port), **hosts.variables()}
+        attempt = _run(step, plan, run_dir, number, chosen, echo)
+        if attempt.ended.survivors:
+            echo(f"still running after SIGKILL: process {listed(attempt.ended.survivors)}")
+        if attempt.ending is None:
+            _finish(run_dir, "finished", attempt, "")
+            _tell_interval(run_dir, plan, echo)
+            return 0
+        past.append(Past(attempt.ending.cause, attempt.furthest))
+        decision = decide(plan.supervision, past)
+        _record(run_dir, number, attempt, decision)
+        if decision.action == "stop":
+            return _give_up(run_dir, attempt, attempt.ending, decision, echo)
+        after = hosts.without(attempt.ending) if decision.action == "retry_elsewhere" else hosts
+        echo(
+            f"attempt {number} ended: {attempt.ending.why}. {decision.why}; "
+            f"it starts again in {decision.wait_s:.0f} s{hosts.changed(after)}"
+        )
+        hosts = after
+        if stopped_by := pause(decision.wait_s):
+            update_state(run_dir, status="stopped")
+            append_event(run_dir, "stopped", exit_status=attempt.exit_status, why=f"{stopped_by} ended it")
+            echo(f"the job stopped: {stopped_by} ended it while it waited for its restart")
+            return 1
+        number = begin_attempt(run_dir, attempt.ending.cause)
+
+
+def _run(
+    step: Execute, plan: Plan, run_dir: Path, number: int, chosen: Mapping[str, str], echo: Callable[[str], None]
+) -> _Attempt:
+    """One start, to its end."""
+    shell = {name: value for name, value in os.environ.items() if name not in step.unset}
+    again = {"DSLAUNCH_RESUME": "1", "DSLAUNCH_ATTEMPT": str(number)} if number > 1 else {}
+    log = logs_of(run_dir, number) / step.log.name
+    watchdog, vitals, kernel = Watchdog(run_dir / "ranks", plan.supervision), Vitals(run_dir), Kernel()
+    hang: list[Ending] = []
+
+    def started(process: Process) -> None:
+        supervisor = identify(os.getpid())
+        host = socket.gethostname()
+        update_state(run_dir, status="running", process=process, supervisor=supervisor, host=host)
+        append_event(run_dir, "started", argv=step.argv, pid=process.pid, attempt=number, **chosen)
+
+    def watch() -> bool:
+        for breach in vitals.look():
+            append_event(run_dir, "breach", attempt=number, threshold=breach.threshold.name, **breach.figures())
+            echo(breach.describe())
+        standstill = watchdog.look()
+        if standstill:
+            hang.append(_hang(run_dir, number, standstill))
+        return bool(standstill)
+
+    env = {**shell, **step.env, **chosen, **again}
+    ended = supervise(step.argv, step.cwd, env, log, sys.stdout.buffer, started, watch=watch)
+    ranks = read_ranks(run_dir / "ranks")
+    reached = furthest(ranks)
+    found = fault(run_dir, step.ranks if ended.status == 0 else None)
+    if not ended.stopped_by and not hang and found is None and ended.status == 0:
+        return _Attempt(ended, 0, None, reached, log)
+    said = kernel.said({each.process.pid for each in ranks if each.process})
+    facts = Facts(ended.status, ended.stopped_by, said, ranks, log.parent, found.why if found else "")
+    ending = hang[0] if hang and not ended.stopped_by else judge(facts)
+    return _Attempt(ended, found.exit_status if found else ended.status, ending, reached, log)
+
+
+def _hang(run_dir: Path, number: int, standstill: Standstill) -> Ending:
+    """Where every rank stands, before the attempt is ended for it."""
+    ranks = read_ranks(run_dir / "ranks")
+    found = positions(ranks, run_dir / "ranks")
+    late = behind(found)
+    append_event(
+        run_dir, "hang", attempt=number, seconds=round(standstill.seconds), key=standstill.key,
+        behind=late.rank if late else None, ranks=[str(each) for each in found],
+    )  # fmt: skip
+    text = "\n\n".join(f"{each}\n{each.stack}" for each in found)
+    (logs_of(run_dir, number) / "stacks.txt").write_text(text + "\n", encoding="utf-8")
+    told = sorted(found, key=lambda each: each is not late)[:_QUOTED_RANKS]
+    said = f"no step for {standstill.seconds:.0f} s, the limit is {standstill.limit_s:.0f} s"
+    stand = [Evidence("behind" if each is late else "waits", str(each)) for each in told]
+    rank, host = (late.rank, late.host) if late else (None, "")
+    return Ending("hang", (Evidence(standstill.key, said), *stand), rank, host)
+
+
+def _tell_interval(run_dir: Path, plan: Plan, echo: Callable[[str], None]) -> None:
+    """What the run's own checkpoints say of how often to save."""
+    found = measured_interval(run_dir, plan)
+    if found:
+        append_event(run_dir, "checkpoint_interval", **dataclasses.asdict(found))
+        words = f"checkpoint.every=auto checkpoint.save_seconds={found.save_s:.3g}"
+        echo(f"{found.describe()}; to plan with it: {words}")
+
+
+def _record(run_dir: Path, number: int, attempt: _Attempt, decision: Decision) -> None:
+    assert attempt.ending is not None
+    append_event(
+        run_dir, "attempt_ended", attempt=number, cause=attempt.ending.cause, rank=attempt.ending.rank,
+        host=attempt.ending.host, evidence=[str(each) for each in attempt.ending.evidence],
+        exit_status=attempt.exit_status, furthest_step=attempt.furthest, action=decision.action, why=decision.why,
+    )  # fmt: skip
+
+
+def _give_up(
+    run_dir: Path, attempt: _Attempt, ending: Ending, decision: Decision, echo: Callable[[str], None]
+) -> int:
+    outcome = "stopped" if ending.cause == "user" else "failed"
+    _finish(run_dir, outcome, attempt, ending.why)
+    tail = "" if ending.cause == "user" else f" {decision.why}. Next: {policies()[ending.cause].next}."
+    echo(f"the job {outcome} ({ending.cause}): {ending.why}.{tail} Its output is in {attempt.log}")
+    return 1
+
+
+def _finish(run_dir: Path, outcome: str, attempt: _Attempt, why: str) -> None:
+    update_state(run_dir, status=outcome, exit_status=attempt.exit_status)
+    append_event(run_dir, outcome, exit_status=attempt.exit_status, why=why, left_over=attempt.ended.left_over)
+
+
+def _port(step: Execute, free_port: Callable[[], int]) -> dict[str, str]:
+    return {step.free_port: str(free_port())} if step.free_port else {}
