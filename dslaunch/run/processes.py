@@ -64,7 +64,7 @@ class Tree:
     def __init__(self) -> None:
         self._before = children_of(os.getpid())
 
-    def living(self, keep: int | None = None) -> set[Process]:
+    def living(self, *keep: int) -> set[Process]:
         """Running descendants. Ended ones that were handed to this process are reaped, except `keep`."""
         by_parent: dict[int, list[_Stat]] = {}
         for stat in _all():
@@ -72,7 +72,7 @@ class Tree:
         found: set[Process] = set()
         waiting = [stat for stat in by_parent.get(os.getpid(), []) if stat.process not in self._before]
         for stat in waiting:
-            if stat.zombie and stat.process.pid != keep:
+            if stat.zombie and stat.process.pid not in keep:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(stat.process.pid, os.WNOHANG)
         while waiting:

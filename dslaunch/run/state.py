@@ -34,6 +34,16 @@ class State:
     """The launcher's process on this host, leader of its process group."""
     slurm_job: str = ""
     """The job's id; empty for other launchers."""
+    supervisor: Process | None = None
+    """The dslaunch process that watches over the launcher's process, and ends it where it gets a signal itself."""
+    host: str = ""
+    """Name of the host of `process` and `supervisor`; process ids mean nothing elsewhere."""
+    attempt: int = 1
+    """Starts of the same rendered files, this one included: 2 after the first resume or restart."""
+    work_dir: str = ""
+    """Where the user stood at the launch: what relative paths of the plan start from."""
+    continuations: tuple[str, ...] = ()
+    """Jobs queued behind `slurm_job`, each of which goes on where the one before it failed."""
     schema: str = STATE_SCHEMA
 
 
@@ -53,8 +63,10 @@ def read_state(folder: Path) -> State:
         data = json.loads(where.read_text(encoding="utf-8"))
         if data["schema"] != STATE_SCHEMA:
             raise ValueError(f"schema is {data['schema']!r}, read is {STATE_SCHEMA}")
-        process = data.pop("process")
-        return State(process=Process(**process) if process else None, **data)
+        for name in ("process", "supervisor"):
+            data[name] = Process(**data[name]) if data.get(name) else None
+        data["continuations"] = tuple(data.get("continuations", ()))
+        return State(**data)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{where}: no state of a run: {error}. Name a run's folder, under run.root") from error
 

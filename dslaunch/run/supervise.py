@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_MS = 200
 _LINGER_S = 2.0
 _CHUNK = 1 << 16
+_GUARD = (sys.executable, "-P", "-m", "dslaunch.run.guard")
 
 
 @dataclass(frozen=True)
@@ -46,44 +49,40 @@ def supervise(
     out: BinaryIO,
     started: Callable[[Process], None],
     grace_s: float = 15.0,
+    watch: Callable[[], bool] = lambda: False,
 ) -> Ended:
-    """Run `argv` in a session of its own until it and all its descendants have ended.
+    """Run `argv`, under a guard in a session of its own, until it and all its descendants have ended.
 
     Ctrl-C, SIGTERM and SIGHUP (unless ignored, as under nohup) end the whole tree: SIGTERM, and SIGKILL after
-    `grace_s` seconds or at a second signal.
+    `grace_s` seconds or at a second signal. Where this process itself is killed, the guard ends the tree.
+
+    Args:
+        watch: asked several times a second; where it says True, the tree is ended likewise.
 
     Raises:
         LaunchError: the command cannot be started.
     """
     with _noted_signals() as signals, adopting(), log.open("ab", buffering=0) as log_stream:
         tree = Tree()
-        try:
-            child = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LaunchError(f"{argv[0]}: cannot be started: {error.strerror}. Is it installed?") from error
+        alive, ours = os.pipe()
+        child = _start([*_GUARD, str(alive), *argv], cwd, env, alive)
         process = identify(child.pid)
         assert process is not None
         assert child.stdout is not None
         copier = threading.Thread(target=_copy, args=(child.stdout.fileno(), [log_stream, out]), daemon=True)
         copier.start()
         left: set[Process] = set()
+        given_up = False
         try:
             started(process)
-            _wait(child.pid, signals)
-            left = set() if signals else _settled(tree, child.pid)
+            given_up = _wait(child.pid, signals, watch)
+            left = set() if signals or given_up else _settled(tree, child.pid)
         finally:
             stopped_by = signals[0].name if signals else ""
             survivors = end(lambda: tree.living(child.pid), grace_s, hurry=lambda: len(signals) > 1)
         status = child.poll()
         copier.join(_LINGER_S)
+        os.close(ours)
     if status is None:
         status = -signal.SIGKILL
     return Ended(
@@ -92,6 +91,25 @@ def supervise(
         left_over=len(left),
         survivors=tuple(sorted(each.pid for each in survivors)),
     )
+
+
+def _start(argv: Sequence[str], cwd: Path, env: Mapping[str, str], alive: int) -> subprocess.Popen[bytes]:
+    """The guard of the command; `alive` is the end of the pipe that it watches, and is closed here."""
+    command = argv[len(_GUARD) + 1]
+    if not shutil.which(command, path=env.get("PATH")):
+        raise LaunchError(f"{command}: cannot be started: there is no such program. Is it installed?")
+    child = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=[alive],
+        start_new_session=True,
+    )
+    os.close(alive)
+    return child
 
 
 @contextlib.contextmanager
@@ -113,14 +131,25 @@ def _noted_signals() -> Iterator[list[signal.Signals]]:
             signal.signal(sign, handler)
 
 
-def _wait(pid: int, signals: list[signal.Signals]) -> None:
-    """Until the process ended or a stop signal came."""
+def pause(seconds: float) -> str:
+    """Wait; returns the name of the stop signal that cut it short, or an empty text."""
+    with _noted_signals() as signals:
+        limit = time.monotonic() + seconds
+        while not signals and time.monotonic() < limit:
+            time.sleep(_POLL_MS / 1000)
+        return signals[0].name if signals else ""
+
+
+def _wait(pid: int, signals: list[signal.Signals], watch: Callable[[], bool]) -> bool:
+    """Until the process ended, a stop signal came, or `watch` says True; whether it was that."""
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while not signals and not poll.poll(_POLL_MS):
-            pass
+            if watch():
+                return True
+        return False
     finally:
         os.close(descriptor)
 

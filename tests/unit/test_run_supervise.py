@@ -119,7 +119,7 @@ def test_a_signal_ends_the_whole_tree_and_nothing_else(sign: signal.Signals, tmp
     supervisor = _start(tmp_path)
     tree = _descendants(supervisor.pid)
     try:
-        assert len(tree) == 6
+        assert len(tree) == 7
         supervisor.send_signal(sign)
         output, errors = supervisor.communicate(timeout=30)
         assert output.decode().splitlines()[-1] == f'[137, "{sign.name}", 0]', errors.decode()
@@ -131,6 +131,39 @@ def test_a_signal_ends_the_whole_tree_and_nothing_else(sign: signal.Signals, tmp
         supervisor.kill()
         for process in tree:
             send(process, signal.SIGKILL)
+
+
+def test_the_tree_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    bystander = subprocess.Popen(["sleep", "1000"], cwd=tmp_path)
+    supervisor = _start(tmp_path)
+    tree = _descendants(supervisor.pid)
+    try:
+        supervisor.kill()
+        supervisor.communicate(timeout=30)
+        limit = time.monotonic() + 40
+        while [process for process in tree if is_alive(process)]:
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        for process in tree:
+            send(process, signal.SIGKILL)
+
+
+def test_the_watch_ends_the_tree(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def watch() -> bool:
+        asked.append(1)
+        return len(asked) > 2
+
+    log, out = tmp_path / "log", io.BytesIO()
+    argv = ["bash", "-c", "sleep 1000 & echo $! > helper; wait"]
+    ended = supervise(argv, tmp_path, os.environ, log, out, lambda _: None, grace_s=1.0, watch=watch)
+    assert (ended.status, ended.stopped_by, ended.left_over) == (143, "", 0)
+    assert not Path(f"/proc/{(tmp_path / 'helper').read_text().strip()}").exists()
 
 
 def test_a_terminals_ctrl_c_reaches_the_job_as_one_sigterm(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""The verbs for a run that was launched, from any shell: `status`, `logs`, `watch`, `stop`, `resume`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from dslaunch.arguments import VERBS
+from dslaunch.errors import ConfigError, listed
+from dslaunch.output import tell
+
+Verb = Callable[..., int]
+_SETTINGS = {"max_content_width": 100}
+_RUN = "[RUN] [run.root=DIR]"
+
+
+def _run_word(function: Verb) -> Verb:
+    return click.argument("words", nargs=-1, metavar=_RUN)(function)
+
+
+def _json(function: Verb) -> Verb:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+@click.command("status", help=VERBS["status"], context_settings=_SETTINGS)
+@_run_word
+@_json
+def status_verb(words: tuple[str, ...], as_json: bool) -> int:
+    from dslaunch.review.columns import lines, width
+    from dslaunch.run.status import plan_words, read_status, status_lines, status_object
+
+    found = read_status(_folder("status", words))
+    if as_json:
+        _echo_json(status_object(found))
+        return 0
+    click.echo(f"{found.folder.name}: {plan_words(found.plan)}")
+    for line in lines(status_lines(found), width()):
+        click.echo(line)
+    return 0
+
+
+@click.command("logs", help=VERBS["logs"], context_settings=_SETTINGS)
+@_run_word
+@click.option("--rank", type=click.IntRange(0), help="What this rank said.")
+@click.option("--first-error", is_flag=True, help="What the rank said that failed first.")
+@click.option("--follow", is_flag=True, help="Go on until the run ends; Ctrl-C leaves the run alone.")
+@click.option("--lines", type=click.IntRange(0), default=50, show_default=True, help="Last lines; 0 is all.")
+@click.option("--attempt", type=click.IntRange(1), help="Which attempt, counted from 1; default: the newest.")
+@_json
+def logs_verb(
+    words: tuple[str, ...], rank: int | None, first_error: bool, follow: bool, lines: int, attempt: int | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    from dslaunch.run.logs import find_log, follow_log, log_object, show
+    from dslaunch.run.status import failure_words
+
+    if rank is not None and first_error:
+        raise ConfigError("--rank and --first-error are both given. Give one: each names a rank's log.")
+    if follow and as_json:
+        raise ConfigError("--follow and --json are both given. Give one: JSON is printed once.")
+    folder = _folder("logs", words)
+    log = find_log(folder, attempt, rank, first_error, follow=follow)
+    if as_json:
+        _echo_json(log_object(folder, log, lines))
+        return 0
+    if log.failures:
+        click.echo(f"{failure_words(log.failures)}; {log.path}:", err=True)
+    sys.stdout.flush()
+    shown = show(log, lines, sys.stdout.buffer)
+    if follow:
+        follow_log(folder, log, shown, sys.stdout.buffer)
+    return 0
+
+
+@click.command("watch", help=VERBS["watch"], context_settings=_SETTINGS)
+@_run_word
+@click.option("--once", is_flag=True, help="Print one frame, and end.")
+@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.2), help="Seconds a frame.")
+def watch_verb(words: tuple[str, ...], once: bool, every: float) -> int:
+    from dslaunch.review.watch import show_once, watch
+
+    folder = _folder("watch", words)
+    if once:
+        show_once(folder)
+    else:
+        watch(folder, every)
+    return 0
+
+
+@click.command("stop", help=VERBS["stop"], context_settings=_SETTINGS)
+@_run_word
+@_json
+def stop_verb(words: tuple[str, ...], as_json: bool) -> int:
+    from dslaunch.run.stop import stop
+
+    folder = _folder("stop", words, needed=True)
+    said: list[str] = []
+    stop(folder, said.append if as_json else tell)
+    if as_json:
+        _echo_json({"schema": "dslaunch.stop/1", "run": str(folder), "said": said})
+    return 0
+
+
+@click.command("resume", help=VERBS["resume"], context_settings=_SETTINGS)
+@_run_word
+@click.option("--from-scratch", is_flag=True, help="Start at step 0 where there is no checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Print the steps; launch nothing.")
+@click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
+@click.option("--detach", is_flag=True, help="Return at once; the run goes on without this shell.")
+@click.option("--skip-preflight", is_flag=True, help="Start without asking the hosts how they are.")
+def resume_verb(
+    words: tuple[str, ...], from_scratch: bool, dry_run: bool, wait: bool, detach: bool, skip_preflight: bool
+) -> int:
+    from dslaunch.launch.resume import resume
+
+    folder = _folder("resume", words, needed=True)
+    return resume(
+        folder, from_scratch=from_scratch, wait=wait, dry_run=dry_run, detach=detach,
+        skip_preflight=skip_preflight, echo=tell,
+    )  # fmt: skip
+
+
+def _folder(verb: str, words: tuple[str, ...], *, needed: bool = False) -> Path:
+    """The folder of the run that is meant.
+
+    Args:
+        needed: nothing is not taken for the newest run, since the verb changes it.
+    """
+    from dslaunch.run.find import find_run
+    from dslaunch.schema.launch import Run
+
+    roots = [word.removeprefix("run.root=") for word in words if word.startswith("run.root=")]
+    runs = [word for word in words if not word.startswith("run.root=")]
+    if len(runs) > 1 or len(roots) > 1:
+        raise ConfigError(f"{verb} takes one run, and run.root=DIR; found {listed(words)}.")
+    root = Path(roots[0] if roots else Run().root)
+    if needed and not runs:
+        newest = find_run("", root)
+        raise ConfigError(f"{verb} takes a run. The newest is {newest.name}: dslaunch {verb} {newest.name}")
+    return find_run(runs[0] if runs else "", root)
+
+
+def _echo_json(value: object) -> None:
+    from dslaunch.planfile import to_json
+
+    click.echo(to_json(value), nl=False)

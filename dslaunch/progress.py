@@ -1,0 +1,67 @@
+"""How a training program tells its progress: `from dslaunch.progress import step`, then `step(n)` after step n.
+
+Each rank writes the number of its last completed step to RUN/ranks/RANK.step (and, behind it, the number and the
+Unix time of the first that it noted, which give the speed). The watchdog reads it: a run whose steps stand still
+hangs, whatever its logs say. The first call also makes SIGUSR1 write the stack of every thread to
+RUN/ranks/RANK.stacks, which tells where a rank stands before a hanging job is ended.
+
+Outside a run (no DSLAUNCH_RUN_DIR) nothing is written. Standard library only: it can be imported anywhere.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TextIO
+
+RANKS = "ranks"
+"""The folder of the ranks' records in the run folder."""
+
+_first: list[tuple[int, float]] = []
+"""The first step that this process noted, and when."""
+_stacks: list[TextIO] = []
+"""The open file that the handler of SIGUSR1 writes to; it must live as long as the process."""
+
+
+def step(number: int) -> None:
+    """Note that this rank completed step `number`; a program that resumes goes on with its own count."""
+    folder = _folder()
+    if folder is None:
+        return
+    watch()
+    if not _first:
+        _first.append((number, time.time()))
+    (first, began), rank = _first[0], os.environ["RANK"]
+    unfinished = folder / f".{rank}.step"
+    unfinished.write_text(f"{number} {first} {began:.3f}\n", encoding="ascii")
+    unfinished.replace(folder / f"{rank}.step")
+
+
+def watch() -> None:
+    """Make SIGUSR1 write every thread's stack to RUN/ranks/RANK.stacks; what `step` does by itself.
+
+    Called at the start of a program, it also tells where a rank stands that never came to its first step.
+    """
+    folder = _folder()
+    if folder is None or _stacks:
+        return
+    _stacks.append((folder / f"{os.environ['RANK']}.stacks").open("w", encoding="utf-8"))
+    faulthandler.register(signal.SIGUSR1, file=_stacks[0], all_threads=True)
+
+
+def resuming() -> bool:
+    """Whether this is a later attempt of a run: the program is to load its newest checkpoint, where it has one."""
+    return os.environ.get("DSLAUNCH_RESUME") == "1"
+
+
+def _folder() -> Path | None:
+    """The folder of the ranks' records; None outside a run."""
+    run = os.environ.get("DSLAUNCH_RUN_DIR")
+    if not run or "RANK" not in os.environ:
+        return None
+    folder = Path(run, RANKS)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

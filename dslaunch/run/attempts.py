@@ -1,0 +1,51 @@
+"""Attempts: starts of the same rendered files in the same run folder. The first is the launch.
+
+    RUN/ranks                 how the ranks of the newest attempt stand and ended
+    RUN/ranks.attempt-K       the same of attempt K, once another has begun
+    RUN/logs                  what attempt 1 said
+    RUN/logs/attempt-N        what attempt N said, N > 1
+
+job.sbatch does the same in the shell, for jobs that SLURM starts again by itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dslaunch.errors import ConfigError
+from dslaunch.run.state import append_event, update_state
+
+
+def attempt_of(folder: Path) -> int:
+    """The number of the newest attempt, counted from 1."""
+    return 1 + sum(1 for _ in folder.glob("ranks.attempt-*"))
+
+
+def logs_of(folder: Path, attempt: int) -> Path:
+    """Where that attempt's logs stand."""
+    return folder / "logs" if attempt == 1 else folder / "logs" / f"attempt-{attempt}"
+
+
+def begin_attempt(folder: Path, why: str) -> int:
+    """Put the records of the newest attempt aside, and make room for one more; returns its number.
+
+    The caller hands the number to every rank as DSLAUNCH_ATTEMPT; rank.sh sets DSLAUNCH_RESUME from it.
+
+    Raises:
+        ConfigError: another command is doing the same.
+    """
+    ended = attempt_of(folder)
+    logs = logs_of(folder, ended + 1)
+    try:
+        logs.mkdir()
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{logs}: exists, so another command is starting attempt {ended + 1} of this run right now. Look: "
+            f"dslaunch status {folder.name}"
+        ) from error
+    ranks = folder / "ranks"
+    ranks.mkdir(exist_ok=True)
+    ranks.rename(folder / f"ranks.attempt-{ended}")
+    update_state(folder, attempt=ended + 1)
+    append_event(folder, "attempt", number=ended + 1, why=why)
+    return ended + 1

@@ -1,0 +1,147 @@
+"""What a run's own figures say while it trains: a breach of a threshold is an event with its likely causes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dslaunch.planfile import prediction_from_json
+
+_LOOK_EVERY_S = 5.0
+_FILES = ("metrics.jsonl", "checkpoints.jsonl")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One figure that is watched; the fields are those of thresholds.yaml."""
+
+    name: str
+    figure: str
+    steps: int
+    causes: tuple[str, ...]
+    source: str
+    below: float | None = None
+    above: float | None = None
+    of_plan: float | None = None
+    sigma: float | None = None
+
+    def limits(self, before: deque[float], planned_step_s: float | None) -> tuple[float | None, float | None]:
+        """The least and the most that the figure may be, after the values `before`; None is no limit."""
+        if self.of_plan is not None:
+            return None, planned_step_s * self.of_plan if planned_step_s else None
+        if self.sigma is not None:
+            if len(before) < self.steps:
+                return None, None
+            return None, statistics.fmean(before) + self.sigma * statistics.pstdev(before)
+        return self.below, self.above
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A figure beyond its threshold."""
+
+    threshold: Threshold
+    step: int
+    value: float
+    limit: float
+
+    def figures(self) -> dict[str, Any]:
+        """For the event log."""
+        causes = list(self.threshold.causes)
+        return {"step": self.step, "value": self.value, "limit": self.limit, "likely": causes}
+
+    def describe(self) -> str:
+        """One line for the user."""
+        side = "above" if self.value > self.limit else "below"
+        return (
+            f"step {self.step}: {self.threshold.figure} {self.value:.4g} is {side} {self.limit:.4g} "
+            f"({self.threshold.name}): {'; or '.join(self.threshold.causes)}"
+        )
+
+
+@functools.cache
+def thresholds() -> tuple[Threshold, ...]:
+    """As thresholds.yaml has them."""
+    rows = yaml.safe_load((resources.files("dslaunch.run") / "thresholds.yaml").read_text(encoding="utf-8"))
+    return tuple(Threshold(**{**row, "causes": tuple(row["causes"])}) for row in rows)
+
+
+class Vitals:
+    """The figures of one attempt from now on; what was written before serves as history."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._planned_step_s = _planned_step_s(run_dir)
+        self._offsets = dict.fromkeys(_FILES, 0)
+        self._values = {each.name: deque[float](maxlen=each.steps) for each in thresholds()}
+        self._standing: set[str] = set()
+        """Thresholds that are breached: each is told once, until the figure is back."""
+        self._looked = time.monotonic()
+        for row in self._new_rows():
+            self._judge(row)
+
+    def look(self) -> list[Breach]:
+        """The new breaches; asked often, it looks now and then."""
+        if time.monotonic() - self._looked < _LOOK_EVERY_S:
+            return []
+        self._looked = time.monotonic()
+        return [breach for row in self._new_rows() for breach in self._judge(row)]
+
+    def _judge(self, row: dict[str, Any]) -> list[Breach]:
+        found = (self._breach(each, row) for each in thresholds() if row.get(each.figure) is not None)
+        return [breach for breach in found if breach]
+
+    def _breach(self, threshold: Threshold, row: dict[str, Any]) -> Breach | None:
+        """A breach that did not stand before this row."""
+        values = self._values[threshold.name]
+        least, most = threshold.limits(values, self._planned_step_s)
+        values.append(float(row[threshold.figure]))
+        if threshold.of_plan is not None and len(values) < threshold.steps:
+            return None
+        value = statistics.median(values) if threshold.of_plan is not None else values[-1]
+        limit = least if least is not None and value < least else None
+        limit = most if most is not None and value > most else limit
+        known = threshold.name in self._standing
+        (self._standing.add if limit is not None else self._standing.discard)(threshold.name)
+        return None if limit is None or known else Breach(threshold, int(row["step"]), value, limit)
+
+    def _new_rows(self) -> Iterator[dict[str, Any]]:
+        """Whole lines that were added; a file that a resumed run cut is read on from its new end."""
+        for name in _FILES:
+            path = self._run_dir / name
+            size = path.stat().st_size if path.exists() else 0
+            if size <= self._offsets[name]:
+                self._offsets[name] = size
+                continue
+            with path.open("rb") as stream:
+                stream.seek(self._offsets[name])
+                *lines, _ = stream.read().split(b"\n")
+            self._offsets[name] += sum(len(line) + 1 for line in lines)
+            yield from filter(None, map(_row, lines))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """None for half a line: a resumed run cut the file while it was read."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _planned_step_s(run_dir: Path) -> float | None:
+    """The upper end of the plan's band for a step, seconds; None where the plan has no band."""
+    path = run_dir / "prediction.json"
+    prediction = prediction_from_json(path.read_text(encoding="utf-8"), str(path)) if path.exists() else None
+    band = prediction.time_band if prediction else None
+    return prediction.step_time_s * band.high if prediction and band else None
