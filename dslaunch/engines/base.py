@@ -67,7 +67,7 @@ class Engine:
     single_decoder: bool
     """Whether the model must be one decoder, nothing else."""
     degrees: frozenset[str]
-    """Those of tp, pp, vpp, cp, ep that may exceed 1."""
+    """Those of tp, pp, vpp, cp, ep that may exceed 1; etp: experts may be cut otherwise than by tp."""
     zero: frozenset[int]
     zero_with_pipeline: frozenset[int]
     """ZeRO stages that go with pp > 1."""
@@ -91,6 +91,8 @@ class Engine:
     towers_apart: bool = False
     """Whether the components beside the trunk have one layout, on ranks of their own before the trunk's, and share
     out the samples of its micro-batches."""
+    own_entry: bool = False
+    """Whether it runs nothing but an entry that the user writes for it: a search takes it where one is named."""
     limits: Callable[[RunConfig, Mapping[str, Layout]], list[str]] = lambda config, layouts: []
     """(configuration, layouts by component) -> what no other field says against them, a sentence each."""
 
@@ -126,6 +128,12 @@ def refusals(
     if not engine.per_component and not found and len({_shape(layout) for layout in layouts.values()}) > 1:
         shown = "; ".join(f"{name} {layout.describe()}" for name, layout in layouts.items())
         found.append(f"{engine.name} takes one layout for the whole model, found {shown}")
+    if not engine.per_component and not found and len({each.micro_batch for each in layouts.values()}) > 1:
+        shown = ", ".join(f"{name} {layout.micro_batch}" for name, layout in layouts.items())
+        found.append(
+            f"strategy.COMPONENT.micro_batch differs ({shown}); {engine.name} runs the whole model on one "
+            "micro-batch: set training.micro_batch alone"
+        )
     return found
 
 
@@ -136,6 +144,11 @@ def _layout_refusals(engine: Engine, name: str, layout: Layout) -> list[str]:
         for degree in ("tp", "pp", "vpp", "cp", "ep")
         if getattr(layout, degree) > 1 and degree not in engine.degrees
     ]
+    if layout.expert_tp and "etp" not in engine.degrees:
+        found.append(
+            f"{key}.etp is {layout.expert_tp}; {engine.name} cuts experts as the rest of the layer, by tp "
+            f"{layout.tp}: leave it out"
+        )
     stages = engine.zero_with_pipeline if layout.pp > 1 and "pp" in engine.degrees else engine.zero
     if layout.zero not in stages:
         beside = f" where pp is {layout.pp}" if stages is not engine.zero else ""

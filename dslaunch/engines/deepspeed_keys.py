@@ -51,6 +51,8 @@ class Key:
     """What to use now, for a removed key."""
     ignored: str = ""
     """What decides instead, where DeepSpeed takes the key and never reads it."""
+    beside: str = ""
+    """The key of the same section without which DeepSpeed doesn't read this one."""
     auto: bool = False
     """`auto` is a value of DeepSpeed's own here."""
 

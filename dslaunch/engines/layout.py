@@ -42,6 +42,11 @@ class Layout:
         """Ranks over which states are sharded: data- and context-parallel ones together, or fewer."""
         return self.shard_size or self.dp * self.cp
 
+    @property
+    def expert_shard(self) -> int:
+        """Ranks over which the states of a routed expert are sharded: those of a stage that hold the same part."""
+        return max(1, self.shard * self.tp // (self.ep * self.etp))
+
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Global ranks of one pipeline stage."""
         per_stage = self.ranks // self.pp
@@ -51,6 +56,7 @@ class Layout:
     def describe(self) -> str:
         """In words, such as `TP8 PP4 DP2 ZeRO-1 recompute full`."""
         extra = "".join(f" {n}{v}" for n, v in (("VPP", self.vpp), ("CP", self.cp), ("EP", self.ep)) if v > 1)
+        extra += f" ETP{self.expert_tp}" if self.expert_tp else ""
         tail = "" if self.recompute == "none" else f" recompute {self.recompute}"
         tail += "" if self.offload == "none" else f" offload {self.offload}"
         return f"TP{self.tp} PP{self.pp}{extra} DP{self.dp} ZeRO-{self.zero}{tail}"

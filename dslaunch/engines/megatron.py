@@ -39,16 +39,28 @@ def trains(config: RunConfig, allowed: tuple[str, ...]) -> list[str]:
 
 
 def shared_out(layouts: Mapping[str, Layout]) -> list[str]:
-    """Experts are shared out among the ranks that hold the same dense weights: dp x cp of them.
+    """Experts are shared out among the ranks of a stage: each is on etp of them, and ep hold different ones.
 
     Source: megatron/core/parallel_state.py, initialize_model_parallel: world = etp * ep * expert dp * pp.
     """
     return [
-        f"strategy.{name}.ep is {layout.ep}: Megatron shares experts out among dp {layout.dp} x cp {layout.cp} = "
-        f"{layout.shard} ranks, and {layout.shard} / {layout.ep} = {layout.shard / layout.ep:.4g} is not whole"
+        _not_shared_out(name, layout)
         for name, layout in layouts.items()
-        if layout.shard % layout.ep
+        if layout.shard * layout.tp % (layout.ep * layout.etp)
     ]
+
+
+def _not_shared_out(name: str, layout: Layout) -> str:
+    key, ranks, copies = f"strategy.{name}", layout.shard, layout.ep
+    among = f"dp {layout.dp} x cp {layout.cp}"
+    said = f"{key}.ep is {layout.ep}"
+    if layout.expert_tp:
+        ranks, copies, among = ranks * layout.tp, copies * layout.etp, f"tp {layout.tp} x {among}"
+        said = f"{key}: ep {layout.ep} x etp {layout.etp} = {copies}"
+    return (
+        f"{said}: Megatron shares experts out among {among} = {ranks} ranks, and {ranks} / {copies} = "
+        f"{ranks / copies:.4g} is not whole"
+    )
 
 
 def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
@@ -64,7 +76,7 @@ ENGINE = Engine(
     deepspeed=False,
     per_component=False,
     single_decoder=True,
-    degrees=frozenset({"tp", "pp", "vpp", "cp", "ep"}),
+    degrees=frozenset({"tp", "pp", "vpp", "cp", "ep", "etp"}),
     zero=frozenset({0, 1}),
     zero_with_pipeline=frozenset({0, 1}),
     offload=frozenset({"none"}),

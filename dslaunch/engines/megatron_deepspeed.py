@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from dslaunch.engines import deepspeed, megatron
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.megatron_limits import unflagged
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 
@@ -44,6 +45,12 @@ def _unflagged(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
             for option, there in lacking.items()
             if there
         ]
+        faults += unflagged(name, decoder)
+        if len({decoder.qkv_bias, decoder.out_bias, decoder.mlp_bias}) > 1:
+            faults.append(
+                f"{key}: qkv_bias {decoder.qkv_bias}, out_bias {decoder.out_bias}, mlp_bias {decoder.mlp_bias}: "
+                "Megatron-DeepSpeed has a bias on all linear layers, or on none"
+            )
         if decoder.kv_heads % layout.tp:
             faults.append(
                 f"strategy.{name}.tp is {layout.tp}: Megatron-DeepSpeed cuts key/value heads, and {key}.kv_heads "

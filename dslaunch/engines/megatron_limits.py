@@ -18,6 +18,8 @@ DEFAULT = "0.16.0"
 """The newest version whose core is checked by running it, not by its catalogue of arguments alone."""
 KV_REPLICAS_SINCE = "0.16.0"
 """Key/value heads may be fewer than tp from here on."""
+WHOLE_BIASED_SINCE = "0.15.0"
+"""From here on experts that are cut have no biases."""
 MTP_WITH_CP_SINCE = "0.14.0"
 """Layers that predict further tokens go with context parallelism from here on."""
 
@@ -30,11 +32,35 @@ def combinations(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         for name, layout in layouts.items()
         if isinstance(decoder := config.model.components[name], Decoder)
         for fault in (
+            *unflagged(name, decoder),
+            *_biases(name, decoder),
             *_by_version(name, decoder, layout, version),
             *_experts(config, name, decoder, layout),
+            *_expert_biases(name, decoder, layout, version),
+            *_dispatched(config, name, decoder, layout),
             *_virtual_stages(name, layout),
         )
     ]
+
+
+def unflagged(name: str, decoder: Decoder) -> Iterator[str]:
+    """What neither Megatron-LM nor Megatron-DeepSpeed has a flag for."""
+    key = f"model.components.{name}"
+    if decoder.post_norms:
+        yield f"{key}.post_norms is true: Megatron's layers have no norm on a branch's output, and no flag for it"
+    if decoder.sinks or (decoder.experts and decoder.experts.biased_router):
+        yield (
+            f"{key}.sinks is {str(decoder.sinks).lower()}: Megatron's flags for attention sinks and a router's "
+            "bias belong to gpt-oss, whose activation is none that dslaunch describes"
+        )
+
+
+def _biases(name: str, decoder: Decoder) -> Iterator[str]:
+    if (decoder.out_bias, decoder.mlp_bias) not in ((False, False), (decoder.qkv_bias, decoder.qkv_bias)):
+        yield (
+            f"model.components.{name}: qkv_bias {decoder.qkv_bias}, out_bias {decoder.out_bias}, mlp_bias "
+            f"{decoder.mlp_bias}: Megatron has a bias on all linear layers, on none, or on qkv alone"
+        )
 
 
 def _by_version(name: str, decoder: Decoder, layout: Layout, version: str) -> Iterator[str]:
@@ -72,6 +98,25 @@ def _experts(config: RunConfig, name: str, decoder: Decoder, layout: Layout) -> 
             "takes tensor parallelism only beside sequence parallelism. Set training.sequence_parallel=true, or "
             "tp 1"
         )
+
+
+def _expert_biases(name: str, decoder: Decoder, layout: Layout, version: str) -> Iterator[str]:
+    if decoder.experts and decoder.mlp_bias and layout.etp > 1 and not _before(version, WHOLE_BIASED_SINCE):
+        yield (
+            f"model.components.{name}.mlp_bias is true, and {layout.etp} ranks share an expert: Megatron-LM core "
+            f"{version} takes biases of whole experts only. Set strategy.{name}.etp=1"
+        )
+
+
+def _dispatched(config: RunConfig, name: str, decoder: Decoder, layout: Layout) -> Iterator[str]:
+    """Source: megatron/core/transformer/moe/token_dispatcher.py and transformer_config.py, core 0.16."""
+    if config.strategy.dispatcher == "alltoall":
+        return
+    key, gpu = f"strategy.dispatcher is {config.strategy.dispatcher}", config.cluster.gpu
+    if decoder.experts is None or layout.ep * layout.etp == 1:
+        yield f"{key}, but every rank has all experts of {name} whole: nothing travels. Leave it out, or raise ep"
+    if gpu.accelerator != "cuda" or gpu.name.startswith("V100"):
+        yield f"{key}: DeepEP runs on GPUs of NVIDIA from Ampere on, and the cluster has {gpu.name}. Leave it out"
 
 
 def _virtual_stages(name: str, layout: Layout) -> Iterator[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from dslaunch.engines.deepspeed_modes import asked, hpz
+from dslaunch.engines.deepspeed_modes import asked, hpz, only_deepspeed
 from dslaunch.engines.layout import Layout
 from dslaunch.planfile.plan import Setting
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.torch import Ddp
 
+WITH_DISPATCHERS = ("megatron", "megatron_mimo")
+"""Engines that are told how tokens travel."""
 Modes = dict[str, dict[str, Setting]]
 
 
@@ -17,9 +19,19 @@ def modes(config: RunConfig, engine: str, layout: Layout) -> Modes:
     """The modes of `engine` in the trunk's layout; every engine that lacks one of them was refused before."""
     if engine == "torch":
         return _torch(config)
+    if engine in WITH_DISPATCHERS:
+        return {"deepep": {}} if config.strategy.dispatcher == "deepep" else {}
     if engine != "deepspeed":
         return {}
     return {**_ranks(layout), **_states(config, layout), **_files(config), **_monitors(config)}
+
+
+def only_elsewhere(config: RunConfig, engine: str) -> list[str]:
+    """What is asked for and `engine` would silently leave out: a sentence each."""
+    found, dispatcher = only_deepspeed(config, engine), config.strategy.dispatcher
+    if dispatcher != "alltoall" and engine not in WITH_DISPATCHERS:
+        found.append(f"strategy.dispatcher is {dispatcher}, which is Megatron's; {engine} does not have it")
+    return found
 
 
 def _torch(config: RunConfig) -> Modes:

@@ -10,6 +10,8 @@ from dslaunch.schema.config import RunConfig
 from dslaunch.schema.torch import Ddp
 
 _RUNTIME = "dslaunch.runtime"
+STAGES = {"ddp": 0, "fsdp2": 3, "hsdp": 3}
+"""The ZeRO stage that a sharding comes to."""
 _EIGHT_BIT = 2 * (1 + 4 / 256)
 """Bytes of two moments in 8 bits, with an fp32 scale for each 256 values."""
 
@@ -60,8 +62,14 @@ def only_torch(config: RunConfig, engine: str) -> list[str]:
 
 def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     """HSDP's mesh, and what dslaunch.runtime executes of all this."""
-    size = shard_size(config)
+    size, sharding = shard_size(config), config.strategy.sharding
     faults = [
+        f"strategy.{name}.zero is {layout.zero}; strategy.sharding={sharding} is stage {STAGES[sharding]}: leave "
+        "zero out"
+        for name, layout in layouts.items()
+        if layout.zero != STAGES.get(sharding, layout.zero)
+    ]
+    faults += [
         f"strategy.shard is {size}: dp {layout.dp} ({name}) / {size} = {layout.dp / size:.4g} is not whole"
         for name, layout in layouts.items()
         if size and layout.dp % size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dslaunch.importing.recipe import Recipe
+from dslaunch.render.decimals import product
 
 if TYPE_CHECKING:
     from dslaunch.importing.deepspeed import Source
@@ -20,6 +21,9 @@ _LEAST_WARMUP = 2
 def take_schedule(recipe: Recipe, source: Source) -> None:
     """A schedule that dslaunch does not have is told, and a constant learning rate stands for it."""
     kind = source.take("scheduler.type")
+    if kind == "OneCycle" and source.left.get("scheduler.params.cycle_first_step_size") == 1:
+        _take_line(recipe, source)
+        return
     schedule = _KINDS.get(kind)
     params = [key.removeprefix("scheduler.params.") for key in source.under("scheduler.params")]
     if schedule is None:
@@ -44,6 +48,24 @@ def take_schedule(recipe: Recipe, source: Source) -> None:
     for key in source.under("scheduler.params"):
         source.left.pop(key)
         source.note(key, f"a parameter of {kind} that dslaunch does not model")
+
+
+def _take_line(recipe: Recipe, source: Source) -> None:
+    """A OneCycle that is at its peak after one step: what linear without warm-up is written as."""
+    recipe.put("training.optimizer.schedule", "linear")
+    recipe.put("training.optimizer.warmup_steps", 0)
+    source.take("scheduler.params.cycle_first_step_size")
+    steps = source.whole("scheduler.params.cycle_second_step_size")
+    if steps is not None:
+        recipe.put("training.steps", steps + 1)
+    low, peak = (source.real(f"scheduler.params.cycle_{end}_lr") for end in ("min", "max"))
+    recipe.put("training.optimizer.min_lr", low or 0.0)
+    if peak is not None:
+        recipe.tree["training"]["optimizer"]["lr"] = peak
+    source.take("scheduler.params.cycle_momentum")
+    for key in source.under("scheduler.params"):
+        source.left.pop(key)
+        source.note(key, "a parameter of OneCycle that dslaunch does not model")
 
 
 def _warmup(recipe: Recipe, source: Source, params: list[str]) -> None:
@@ -73,4 +95,5 @@ def _ends(recipe: Recipe, source: Source, kind: str) -> None:
     ratio = source.real("scheduler.params.cos_min_ratio")
     lr = recipe.get("training.optimizer.lr")
     if kind == "WarmupCosineLR" and lr is not None:
-        recipe.put("training.optimizer.min_lr", lr * (_DEFAULT_COS_MIN_RATIO if ratio is None else ratio))
+        floor = product(lr, _DEFAULT_COS_MIN_RATIO if ratio is None else ratio)
+        recipe.put("training.optimizer.min_lr", floor)

@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from dslaunch.errors import ConfigError
+from dslaunch.importing.hf_connectors import JOINS
 from dslaunch.importing.hf_fields import Fields, refuse_unknown
-from dslaunch.importing.hf_joined import JOINS, vision_language
+from dslaunch.importing.hf_joined import vision_language
 from dslaunch.importing.hf_text import DECODERS, decoder
 from dslaunch.importing.hf_vision import TOWERS, tower
 from dslaunch.importing.imported import Imported, Note, checked_name

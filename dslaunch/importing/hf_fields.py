@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.importing.hf_refused import UNDESCRIBED
 from dslaunch.importing.imported import Note
 
 _WITHOUT_BEARING = frozenset({
@@ -97,9 +98,9 @@ class Fields:
         """A whole number of 0 or more; 0 where it is absent or null. Raises ConfigError where it is none."""
         return 0 if self.get(*names) in (None, 0) else self.number(*names)
 
-    def real(self, name: str) -> float:
+    def real(self, *names: str) -> float:
         """A number that has to be there; raises ConfigError where it is none."""
-        return self._finite(name, self.get(name))
+        return self._finite(names[0], self.get(*names))
 
     def layers(self, name: str) -> list[int]:
         """One layer's number, or several; raises ConfigError where they are none."""
@@ -147,6 +148,12 @@ class Fields:
 
 def refuse_unknown(kind: object, where: str, known: tuple[str, ...]) -> None:
     """Raises ConfigError where `kind` is none of `known`."""
+    if isinstance(kind, str) and kind in UNDESCRIBED:
+        raise ConfigError(
+            f"{where}model_type is {kind!r}, which a model file cannot describe: {UNDESCRIBED[kind]}. For a "
+            "plan that comes near, write the nearest architecture into conf/model/NAME.yaml; `dslaunch schema "
+            "model.components` lists the keys."
+        )
     if kind not in known:
         raise ConfigError(
             f"{where}model_type is {kind!r}: no rule is known for it. Known are {listed(known)}."

@@ -28,7 +28,7 @@ def _common(fields: Fields) -> Keys:
         "vocab": fields.number("vocab_size"),
         "max_positions": fields.number("max_position_embeddings"),
         "rope_theta": fields.rope_theta(),
-        "norm_eps": fields.real("rms_norm_eps"),
+        "norm_eps": fields.real("rms_norm_eps", "norm_epsilon"),
     }
     head_dim = fields.count("head_dim")
     if head_dim and head_dim * heads != hidden:
@@ -206,15 +206,105 @@ def _glm4_moe(fields: Fields) -> Keys:
     return _common(fields) | bias | norm | {"experts": _shared_expert_moe(fields)}
 
 
+def _llama4(fields: Fields) -> Keys:
+    """Experts as wide as the shared one; the norms of queries and keys have no parameters."""
+    layers, step = fields.number("num_hidden_layers"), fields.number("interleave_moe_layer_step")
+    mixed = fields.get("moe_layers")
+    if (mixed if mixed is not None else list(range(step - 1, layers, step))) != list(range(layers)):
+        raise ConfigError(
+            f"{fields.where}interleave_moe_layer_step is {step}: experts in some layers only are not modelled"
+        )
+    width = fields.number("intermediate_size")
+    fields.get("use_qk_norm")
+    if fields.get("attention_chunk_size"):
+        fields.note("attention_chunk_size", "most layers see their chunk only; the plan has all see everything")
+        fields.get("layer_types")
+    experts = {
+        "count": fields.number("num_local_experts"),
+        "top_k": fields.number("num_experts_per_tok"),
+        "ffn": width,
+        "shared_ffn": width,
+    }
+    return _common(fields) | _attention_bias(fields) | {
+        "ffn": fields.number("intermediate_size_mlp"), "experts": experts,
+    }  # fmt: skip
+
+
+def _gpt_oss(fields: Fields) -> Keys:
+    """All linear layers have a bias, the router and the experts too; every other layer has a window."""
+    keys = _common(fields) | {"mlp_bias": True, "sinks": True} | _attention_bias(fields)
+    experts = {
+        "count": fields.number("num_local_experts", "num_experts"),
+        "top_k": fields.number("num_experts_per_tok"),
+        "ffn": fields.number("intermediate_size"),
+        "biased_router": True,
+    }
+    return keys | {"experts": experts} | _alternating(fields, keys["layers"], 2)
+
+
+def _starcoder2(fields: Fields) -> Keys:
+    bias = bool(fields.get("use_bias"))
+    return _mistral(fields) | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias) | {
+        "norm": "layernorm", "gated_mlp": False,
+    }  # fmt: skip
+
+
+def _seed_oss(fields: Fields) -> Keys:
+    biases = {"qkv_bias": "attention_bias", "out_bias": "attention_out_bias", "mlp_bias": "mlp_bias"}
+    return _common(fields) | {key: True for key, name in biases.items() if fields.get(name)}
+
+
+def _glm4(fields: Fields) -> Keys:
+    return _common(fields) | {"post_norms": True} | ({"qkv_bias": True} if fields.get("attention_bias") else {})
+
+
+def _falcon(fields: Fields) -> Keys:
+    """Attention and MLP run side by side, each from a norm of its own."""
+    new = fields.get("new_decoder_architecture")
+    norms = fields.get("num_ln_in_parallel_attn")
+    if fields.get("alibi") or (fields.get("parallel_attn") and not (new and norms in (None, 2))):
+        raise ConfigError(
+            f"{fields.where}alibi {fields.get('alibi')}, new_decoder_architecture {new}, num_ln_in_parallel_attn "
+            f"{norms}: positions by ALiBi, and one norm for attention and MLP together, are not modelled"
+        )
+    if fields.get("parallel_attn"):
+        fields.note("parallel_attn", "attention and MLP side by side: the plan counts them one after the other")
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads", "n_head")
+    bias = bool(fields.get("bias"))
+    grouped = fields.count("num_kv_heads") if new else 0
+    fields.get("multi_query")
+    return {
+        "layers": fields.number("num_hidden_layers", "n_layer"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": grouped or (1 if fields.get("multi_query") and not new else heads),
+        "ffn": fields.count("ffn_hidden_size") or 4 * hidden,
+        "vocab": fields.number("vocab_size"),
+        "tied_embeddings": bool(fields.get("tie_word_embeddings")),
+        "gated_mlp": False,
+        "norm": "layernorm",
+        "norm_eps": fields.real("layer_norm_epsilon"),
+        "max_positions": fields.number("max_position_embeddings"),
+        "rope_theta": fields.rope_theta(),
+        **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias),
+    }
+
+
 DECODERS: dict[str, Callable[[Fields], Keys]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "falcon": _falcon,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "glm4": _glm4,
     "glm4_moe": _glm4_moe,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
+    "granite": _llama,
+    "kimi_k2": _deepseek,
     "llama": _llama,
+    "llama4_text": _llama4,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "phi3": _mistral,
@@ -224,4 +314,9 @@ DECODERS: dict[str, Callable[[Fields], Keys]] = {
     "qwen2_vl_text": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_vl_moe_text": _qwen3_moe,
+    "qwen3_vl_text": _qwen3,
+    "seed_oss": _seed_oss,
+    "smollm3": _llama,
+    "starcoder2": _starcoder2,
 }

@@ -127,6 +127,36 @@ def _qwen2_vl(fields: Fields) -> Keys:
     }
 
 
+def _qwen3_vl(fields: Fields) -> Keys:
+    """Any image size: a learnt table that is interpolated, and rotary positions besides."""
+    _note_dynamic(fields)
+    return {
+        "layers": fields.number("depth"),
+        "hidden": fields.number("hidden_size"),
+        "heads": fields.number("num_heads"),
+        "ffn": fields.number("intermediate_size"),
+        "patch": fields.number("patch_size"),
+        "image": DYNAMIC_IMAGE,
+        "channels": fields.number("in_channels", "in_chans"),
+        "temporal_patch": fields.number("temporal_patch_size"),
+        "position_rows": fields.number("num_position_embeddings"),
+        "post_norm": False,
+    }
+
+
+def _pixtral(fields: Fields) -> Keys:
+    """Any image size, with rotary positions; no linear layer has a bias."""
+    without = dict.fromkeys(("patch_bias", "qkv_bias", "out_bias", "mlp_bias", "post_norm"), False)
+    return _common(fields) | without | {
+        "position": "rope", "norm": "rmsnorm", "gated_mlp": True, "pre_norm": True,
+    }  # fmt: skip
+
+
+def _llama4(fields: Fields) -> Keys:
+    fields.get("norm_eps", "multi_modal_projector_bias", "rope_theta")
+    return _clip(fields)
+
+
 def _note_dynamic(fields: Fields) -> None:
     fields.note(
         "image_size",
@@ -170,10 +200,16 @@ TOWERS: dict[str, Callable[[Fields], Keys]] = {
     "clip_vision_model": _clip,
     "dinov2": _dinov2,
     "dinov2_with_registers": _dinov2,
+    "idefics3_vision": _common,
     "intern_vit_6b": _intern_vit,
     "internvl_vision": _internvl,
+    "llama4_vision_model": _llama4,
+    "pixtral": _pixtral,
     "qwen2_5_vl_vision": _qwen2_5_vl,
     "qwen2_vl_vision": _qwen2_vl,
+    "qwen3_vl_moe_vision": _qwen3_vl,
+    "qwen3_vl_vision": _qwen3_vl,
     "siglip_vision_model": _siglip,
+    "smolvlm_vision": _common,
     "vit": _vit,
 }

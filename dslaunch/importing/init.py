@@ -152,6 +152,7 @@ def _trainer(recipe: Recipe, facts: Script, arguments: dict[str, str]) -> list[N
         ]
     schedule = recipe.get("training.optimizer.schedule") or "constant"
     recipe.put("training.optimizer.schedule", schedule)
+    _require_plain(schedule, recipe.get("training.optimizer.min_lr"))
     warmup = recipe.get("training.optimizer.warmup_steps") or 0
     kind = "constant_with_warmup" if schedule == "constant" and warmup else schedule
     precision = recipe.get("training.precision") or "bf16"
@@ -169,6 +170,16 @@ def _trainer(recipe: Recipe, facts: Script, arguments: dict[str, str]) -> list[N
             "script_args", "where this machine has no GPU the Trainer needs --use_cpu True: give it after --"
         )
     ]
+
+
+def _require_plain(schedule: str, min_lr: float | None) -> None:
+    """Raises ConfigError for a schedule that the Trainer's options cannot say without a JSON object among them."""
+    if schedule == "wsd" or (schedule == "cosine" and min_lr):
+        what = "training.optimizer.schedule=wsd" if schedule == "wsd" else f"training.optimizer.min_lr={min_lr}"
+        raise ConfigError(
+            f"{what}: a Trainer script gets its schedule by --lr_scheduler_type alone here. Leave it out, and "
+            "set it in the written recipe with engine.huggingface=true, whose hf_args.json has all arguments"
+        )
 
 
 def _deepspeed(facts: Script, arguments: dict[str, str]) -> list[Note]:

@@ -11,7 +11,9 @@ from dslaunch.errors import ConfigError
 from dslaunch.importing.megatron_flags import Flags
 from dslaunch.importing.recipe import Recipe
 
-_STYLES = ("constant", "linear", "cosine")
+_STYLES = ("constant", "linear", "cosine", "WSD")
+_SHAPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
+"""--lr-wsd-decay-style -> training.optimizer.decay_shape."""
 
 
 def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
@@ -28,6 +30,9 @@ def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
         degree = flags.number(flag)
         if degree and degree > 1:
             layout[key] = degree
+    expert_tp = flags.number("--expert-tensor-parallel-size")
+    if expert_tp and expert_tp != tp:
+        layout["etp"] = expert_tp
     layout["recompute"] = _recompute(flags)
     if stages := _uneven_stages(flags, layers, pp):
         layout["layers_per_stage"] = stages
@@ -146,8 +151,24 @@ def _optimizer(recipe: Recipe, flags: Flags) -> None:
     if style not in _STYLES:
         flags.note("--lr-decay-style", f"{style}: known are {', '.join(_STYLES)}; cosine is written")
         style = "cosine"
-    recipe.put("training.optimizer.schedule", style)
+    recipe.put("training.optimizer.schedule", style.lower())
+    if style == "WSD":
+        _decay(recipe, flags)
     _warmup(recipe, flags)
+
+
+def _decay(recipe: Recipe, flags: Flags) -> None:
+    """The steps in which the rate falls, and how."""
+    steps, samples = flags.number("--lr-wsd-decay-iters"), flags.number("--lr-wsd-decay-samples")
+    if samples:
+        steps = samples // recipe.get("training.global_batch")
+        flags.note("--lr-wsd-decay-samples", f"{samples} samples are {steps} steps")
+    if steps:
+        recipe.put("training.optimizer.decay_steps", steps)
+    shape = flags.text("--lr-wsd-decay-style") or "exponential"
+    if shape not in _SHAPES:
+        flags.note("--lr-wsd-decay-style", f"{shape}: known are {', '.join(_SHAPES)}; linear is written")
+    recipe.put("training.optimizer.decay_shape", _SHAPES.get(shape, "linear"))
 
 
 def _warmup(recipe: Recipe, flags: Flags) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from dslaunch.errors import ConfigError
 from dslaunch.importing.hf import KNOWN, import_hf
+from dslaunch.importing.hf_refused import UNDESCRIBED
 from tests.command import CommandLine
 
 LLAMA = {
@@ -75,7 +76,15 @@ def test_what_says_nothing_is_not(tmp_path: Path, keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"model_type": "mamba2"}, "model_type is 'mamba2': no rule is known for it. Known are clip, "),
+        ({"model_type": "retnet"}, "model_type is 'retnet': no rule is known for it. Known are clip, "),
+        ({"model_type": "mamba2"}, "cannot describe: layers with a state instead of attention"),
+        ({"model_type": "qwen3_next"}, "cannot describe: three of four layers are gated delta networks"),
+        (
+            {"model_type": "llava", "vision_config": {}, "text_config": {"model_type": "mllama"}},
+            "text_config.model_type is 'mllama', which a model file cannot describe: gated cross-attention layers",
+        ),
+        ({"model_type": "falcon"}, "one norm for attention and MLP together"),
+        ({"model_type": "llama4_text", "interleave_moe_layer_step": 2}, "experts in some layers only"),
         ({"model_type": "qwen3moe"}, "Did you mean 'qwen3_moe'?"),
         ({"hidden_size": "large"}, "hidden_size is 'large': a whole number"),
         ({"num_attention_heads": 33}, "components.llm.decoder: hidden 4096 / heads 33 is not whole"),
@@ -111,6 +120,25 @@ def test_every_kind_that_the_help_promises_is_known() -> None:
         "siglip clip dinov2 llava qwen2_5_vl internvl"
     )
     assert set(promised.split()) <= set(KNOWN)
+
+
+def test_what_is_refused_by_name_is_not_known_as_well() -> None:
+    assert not set(UNDESCRIBED) & set(KNOWN)
+
+
+def test_deepstack_enters_the_first_layers(tmp_path: Path) -> None:
+    tower = {"deepstack_visual_indexes": [5, 11], "hidden_size": 1024, "num_heads": 16}
+    text = {**LLAMA, "model_type": "qwen3_vl_text"}
+    made = import_hf(config(tmp_path, model_type="qwen3_vl", vision_config=tower, text_config=text))
+    edges = yaml.safe_load(next(iter(made.files.values())))["edges"]
+    assert [(e["from"], e["to"], e.get("from_layer"), e.get("to_layers")) for e in edges] == [
+        ("vision_encoder", "projector", None, None),
+        ("projector", "llm", None, None),
+        ("vision_encoder", "deepstack_5", 5, None),
+        ("deepstack_5", "llm", None, [0]),
+        ("vision_encoder", "deepstack_11", 11, None),
+        ("deepstack_11", "llm", None, [1]),
+    ]
 
 
 def test_a_model_is_written_and_planned(dslaunch: CommandLine, tmp_path: Path) -> None:
