@@ -18,6 +18,7 @@ from dslaunch.flow import Request, configured, judged
 if TYPE_CHECKING:
     from dslaunch.planfile import Finding
     from dslaunch.rules.checking import Job
+    from dslaunch.rules.registry import Edits
     from dslaunch.rules.selection import Selection
     from dslaunch.rules.site import Site
 
@@ -46,14 +47,16 @@ def _topology(function: Verb) -> Verb:
     ):
         function = click.option(name, type=click.IntRange(1), help=meaning)(function)
     for name, meaning in (("--megatron-version", "megatron-core"), ("--deepspeed-version", "DeepSpeed")):
-        function = click.option(name, default="", help=f"Version of {meaning} that reads the files.")(function)
+        function = click.option(name, default="", help=f"Version of {meaning} that reads the files.")(
+            function
+        )
     return function
 
 
 def _choice(function: Verb) -> Verb:
-    function = click.option(
-        "--ignore", multiple=True, metavar="RULE|SUBJECT", help="Leave these rules out."
-    )(function)
+    function = click.option("--ignore", multiple=True, metavar="RULE|SUBJECT", help="Leave these rules out.")(
+        function
+    )
     return click.option(
         "--select", multiple=True, metavar="RULE|SUBJECT", help="Ask these rules only, such as `batch,zero`."
     )(function)
@@ -68,14 +71,19 @@ def _mending(function: Verb) -> Verb:
 
 @click.command("check", help=VERBS["check"], context_settings=_SETTINGS)
 @click.argument(
-    "words", nargs=-1, metavar="[FILE ...] [cluster=NAME] | recipe=NAME [KEY=VALUE ...]", shell_complete=complete
+    "words",
+    nargs=-1,
+    metavar="[FILE ...] [cluster=NAME] | recipe=NAME [KEY=VALUE ...]",
+    shell_complete=complete,
 )
 @click.option(
     "--config-dir", type=click.Path(path_type=Path),
     help="A site's folder with its own conf/, recipes/, templates/ and dslaunch.yaml.",
 )  # fmt: skip
 @click.option("--accept", multiple=True, metavar="RULE[:DATE]", help="Waive a finding, up to a day.")
-@click.option("--component", default="", metavar="NAME", help="This component of the model alone, such as llm.")
+@click.option(
+    "--component", default="", metavar="NAME", help="This component of the model alone, such as llm."
+)
 @click.option("--format", "form", default="text", metavar="text|json|sarif|github", help="How to print it.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--fail-on", default="error", show_default=True, help="Exit with 6 at this severity or above.")
@@ -89,7 +97,9 @@ def check_verb(
     fixing: bool, yes: bool, **known: Any,
 ) -> int:  # fmt: skip
     from dslaunch.rules.checking import fails
+    from dslaunch.rules.fixing import edits_of
     from dslaunch.rules.known import described
+    from dslaunch.rules.registry import NO_EDITS
     from dslaunch.rules.site import site
     from dslaunch.rules.waivers import require_current
 
@@ -110,34 +120,70 @@ def check_verb(
         found = _judged_recipe(request, selection)
     if fixing and found.job:
         found = _mended(found.job, found, (*accept, *place.accept), yes)
-    click.echo(formatted(found.standing, found.waived), nl=False)
+    edits = edits_of(found.job) if found.job else NO_EDITS
+    click.echo(formatted(found.standing, found.waived, edits), nl=False)
     if found.job and not found.job.plan and form == "text" and not as_json:
         click.echo(described(found.job.settings))
     return 6 if fails(found.standing, fail_on) else 0
 
 
 @click.command("explain", help=VERBS["explain"], context_settings=_SETTINGS)
-@click.argument("words", nargs=-1, metavar="[RULE ...]")
+@click.argument("words", nargs=-1, metavar="[RULE | CHECK ...]")
 @click.option("--symptom", default="", metavar="TEXT", help="The text of an error or of a log; - reads it.")
-def explain_verb(words: tuple[str, ...], symptom: str) -> int:
-    from dslaunch.review.columns import lines, width
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain_verb(words: tuple[str, ...], symptom: str, as_json: bool) -> int:
+    from dslaunch.cli_lists import echo_rows
+    from dslaunch.rules import symptoms
     from dslaunch.rules.output import page
     from dslaunch.rules.registry import rules
 
-    if symptom:
-        from dslaunch.rules import symptoms
-
-        text = sys.stdin.read() if symptom == "-" else symptom
+    text = sys.stdin.read() if symptom == "-" else symptom
+    if as_json:
+        _echo_explanation(words, text)
+    elif symptom:
         click.echo(symptoms.explained(text), nl=False)
     elif words:
-        click.echo("\n".join(page(word) for word in words), nl=False)
+        from dslaunch.preflight import catalogue
+
+        of_checks = catalogue.checks()
+        pages = [catalogue.page(word) if word in of_checks else page(word) for word in words]
+        click.echo("\n".join(pages), nl=False)
     else:
-        for line in lines([(r.id, r.severity, r.summary) for r in rules().values()], width()):
-            click.echo(line)
+        echo_rows([(r.id, r.severity, r.summary) for r in rules().values()])
     return 0
 
 
-def _formatter(name: str) -> Callable[[Sequence[Finding], Sequence[Finding]], str]:
+def _echo_explanation(words: Sequence[str], text: str) -> None:
+    """The same as JSON: what the text shows, the rules that are named with their pages, or all rules."""
+    from dslaunch.planfile import to_json
+    from dslaunch.review import outputs
+    from dslaunch.rules.output import page, versions
+    from dslaunch.rules.registry import rule_named, rules
+    from dslaunch.rules.symptoms import matching
+
+    if text:
+        shown = tuple(
+            outputs.SymptomSummary(s.id, s.title, s.causes, s.checks, s.rules, s.source)
+            for s in matching(text)
+        )
+        click.echo(to_json(outputs.Symptoms(shown)), nl=False)
+        return
+    found = [rule_named(word) for word in words] or list(rules().values())
+    summaries = tuple(
+        outputs.RuleSummary(
+            r.id,
+            r.severity,
+            r.summary,
+            " ".join(versions(r).split()),
+            r.evidence,
+            page(r.id) if words else "",
+        )
+        for r in found
+    )
+    click.echo(to_json(outputs.Rules(summaries)), nl=False)
+
+
+def _formatter(name: str) -> Callable[[Sequence[Finding], Sequence[Finding], Edits], str]:
     from dslaunch.errors import listed, nearest
     from dslaunch.rules.output import FORMATS
 
@@ -164,13 +210,17 @@ def _with_cluster(words: Sequence[str], known: dict[str, Any], config_dir: Path 
             f"taken, not {words[0]}."
         )
     if both := [key for key in ("world_size", "nodes", "ranks_per_node") if key in given]:
-        raise ConfigError(f"{words[0]} says how many ranks there are: leave out --{both[0].replace('_', '-')}.")
+        raise ConfigError(
+            f"{words[0]} says how many ranks there are: leave out --{both[0].replace('_', '-')}."
+        )
     cluster = configured(Request((_PLAIN_RECIPE, words[0]), config_dir, (), ())).cluster
     size = {"world_size": cluster.world_size, "nodes": cluster.node_count, "ranks_per_node": cluster.slots}
     return {**given, **size}
 
 
 def _job(paths: Sequence[Path], given: dict[str, Any], place: Site, selection: Selection) -> Job:
+    from dslaunch.engines.deepspeed_keys import table
+    from dslaunch.engines.versions import named
     from dslaunch.rules.checking import job_of_folder, job_of_paths
     from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings
 
@@ -183,6 +233,7 @@ def _job(paths: Sequence[Path], given: dict[str, Any], place: Site, selection: S
         "megatron_version": place.megatron_version,
     }
     settings: dict[str, Any] = {**defaults, **given}
+    settings["deepspeed_version"] = named(settings["deepspeed_version"], table().versions)
     return job_of_paths(paths, Settings(**settings), selection)
 
 

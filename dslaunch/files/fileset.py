@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as DiskPath
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ MAX_BYTES = 10_000_000
 """The largest file that is read; a hostfile of 100,000 hosts has about 3 million."""
 MAX_FILES = 500
 _MAX_CODE = 1_000_000
-"""Characters of a script or of YAML; the longest launch script seen has 60,000."""
+"""Characters of anything but JSON and hostfiles; the longest launch script seen has 60,000."""
 
 
 @dataclass(frozen=True)
@@ -144,18 +144,19 @@ def _read(name: str, text: str) -> File:
     if looks_like_yaml(name):
         return _too_long(name, text) or _read_tree(name, text, yaml_text.parse, yaml_kind)
     kind = text_kind(name, text)
+    if kind == "hostfile":
+        return File(name, kind, text, hostfile.parse(text))
+    if file := _too_long(name, text):
+        return file
     if kind in _READERS:
         return File(name, kind, text, _READERS[kind](text))
     if kind in _PROBLEM_READERS:
-        if file := _too_long(name, text):
-            return file
         value = _PROBLEM_READERS[kind](text)
         return File(name, kind, text, value, problems=value.problems)
     return File(name, kind, text)
 
 
 _READERS: dict[Kind, Callable[[str], Any]] = {
-    "hostfile": hostfile.parse,
     "env": shell.assignments,
     "deepspeed_env": envfile.parse,
 }
@@ -172,7 +173,7 @@ def _too_long(name: str, text: str) -> File | None:
     if len(text) <= _MAX_CODE:
         return None
     message = f"{len(text):,} characters, and a file of this kind is read up to {_MAX_CODE:,}"
-    return File(name, "other", text, problems=(Problem("file.syntax", message, START),))
+    return File(name, "other", text, problems=(Problem("file.unread", message, START),))
 
 
 def _read_tree(
@@ -181,9 +182,15 @@ def _read_tree(
     try:
         document = parse(text)
     except (relaxed_json.JsonSyntaxError, yaml_text.YamlError) as error:
-        return File(name, kind(name, None), text, problems=(error.problem,))
+        return _unparsed(name, kind(name, None), text, error.problem)
     positions = MappingProxyType(document.positions)
     return File(name, kind(name, document.value), text, document.value, positions, document.problems)
+
+
+def _unparsed(name: str, kind: Kind, text: str, problem: Problem) -> File:
+    """A text that is too large for a configuration is wrong only where it is meant to be one."""
+    meant = kind not in ("json", "yaml")
+    return File(name, kind, text, problems=(replace(problem, rule="file.syntax") if meant else problem,))
 
 
 def _text(path: DiskPath) -> str:

@@ -27,7 +27,7 @@ class Word:
     known: bool = True
     """False: the shell fills something in that isn't told, or splits it into more words."""
     late: bool = False
-    """In single quotes for a shell inside, as in `srun bash -c '...'`: filled in on each node."""
+    """In single quotes, or escaped, for a shell inside, as in `srun bash -c '...'`: filled in on each node."""
 
 
 @dataclass(frozen=True)

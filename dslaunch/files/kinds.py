@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 Kind = Literal[
     "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args",
-    "shell", "env", "deepspeed_env", "torch", "accelerate", "yaml", "python", "other",
+    "shell", "env", "deepspeed_env", "torch", "preflight", "accelerate", "kubernetes", "yaml",
+    "python", "other",
 ]  # fmt: skip
 
 _SCHEMAS: dict[str, Kind] = {
@@ -15,6 +16,7 @@ _SCHEMAS: dict[str, Kind] = {
     "dslaunch.prediction": "prediction",
     "dslaunch.manifest": "manifest",
     "dslaunch.torch": "torch",
+    "dslaunch.preflight": "preflight",
 }
 _DEEPSPEED_KEYS = frozenset({
     "activation_checkpointing", "bf16", "fp16", "gradient_accumulation_steps", "gradient_clipping", "optimizer",
@@ -84,7 +86,10 @@ def yaml_kind(name: str, value: Any) -> Kind:
         return "accelerate"
     if _is_hf_arguments(name, value):
         return "hf_arguments"
-    return "accelerate" if name.rpartition("/")[2] == "accelerate.yaml" else "yaml"
+    own = name.rpartition("/")[2]
+    if own == "kubernetes.yaml" and isinstance(value, dict) and "apiVersion" in value:
+        return "kubernetes"
+    return "accelerate" if own == "accelerate.yaml" else "yaml"
 
 
 def _is_hf_arguments(name: str, value: Any) -> bool:

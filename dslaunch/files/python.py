@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 from dslaunch.files.position import Position, Problem
 
@@ -18,9 +20,14 @@ class PythonScript:
     text: str
     problems: tuple[Problem, ...] = ()
 
+    @cached_property
+    def _lines(self) -> list[str]:
+        """The lines as Python counts them: a form feed ends none."""
+        return re.split(r"\r\n|[\r\n]", self.text)
+
     def at(self, node: ast.expr | ast.stmt) -> Position:
         """Where a node begins. The tree counts bytes of a line, a position characters."""
-        line = self.text.splitlines()[node.lineno - 1] if not self.text.isascii() else ""
+        line = self._lines[node.lineno - 1] if not self.text.isascii() else ""
         column = len(line.encode()[: node.col_offset].decode(errors="replace")) if line else node.col_offset
         return Position(node.lineno, column + 1)
 

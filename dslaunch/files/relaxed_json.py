@@ -16,6 +16,8 @@ from dslaunch.files.position import Lines, Path, Position, Problem
 
 MAX_DEPTH = 100
 """Levels of nesting that are read; DeepSpeed's own configuration has four."""
+MAX_VALUES = 50_000
+"""Keys and items that are read; a plan of thousands of GPUs has some thousands."""
 
 _BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\r\n]*|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
 _BARE_KEY = re.compile(r"([^ \t\r\n{}\[\],:]+)[ \t\r\n]*(?=:)")
@@ -42,11 +44,11 @@ class Document:
 
 
 class JsonSyntaxError(Exception):
-    """The text is not what hjson reads."""
+    """The text is not what hjson reads, or more than one reads."""
 
-    def __init__(self, message: str, at: Position) -> None:
+    def __init__(self, message: str, at: Position, rule: str = "file.syntax") -> None:
         super().__init__(message)
-        self.problem = Problem("file.syntax", message, at)
+        self.problem = Problem(rule, message, at)
 
 
 def parse(text: str) -> Document:
@@ -148,7 +150,12 @@ class _Reader:
             first = self.positions[(*path, key)]
             message = f"the key '{key}' stands here again; the first is at line {first.line}"
             self.problems.append(Problem("file.duplicate-key", message, position))
-        self.positions[(*path, key)] = position
+        self.place((*path, key), position)
+
+    def place(self, path: Path, position: Position) -> None:
+        self.positions[path] = position
+        if len(self.positions) + len(self.problems) > MAX_VALUES:
+            raise JsonSyntaxError(f"more than {MAX_VALUES:,} values", position, "file.unread")
 
     def items(self, path: Path) -> list[Any]:
         result: list[Any] = []
@@ -158,7 +165,7 @@ class _Reader:
             if not char:
                 raise self.fail("the text ends inside a list that opens here", opened)
             item = (*path, len(result))
-            self.positions[item] = self.lines.position(self.at)
+            self.place(item, self.lines.position(self.at))
             result.append(self.value(item))
             char = self.separator()
         self.at += 1

@@ -139,10 +139,14 @@ class Variables:
             return self._word(token)
         late = quote == "'"
         return [
-            Word(word.text, word.at, word.known, late)
+            Word(word.text, word.at, word.known, late or word.late or self._escapes(part))
             for part in fields(self.text, start + 1, end - 1)
             for word in (self._word(part) if not late else [self._filled(part)])
         ]
+
+    def _escapes(self, part: Token) -> bool:
+        """Whether it holds `\\$`, which the shell inside reads as the `$` of a variable."""
+        return "\\$" in self.text[part.start : part.end]
 
     def _paid(self, words: tuple[Word, ...], token: Token) -> list[Word]:
         """The words of a value, unless the script fills in more than any real one does."""

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dslaunch.files.position import Path, Position, Problem
-from dslaunch.files.relaxed_json import MAX_DEPTH, Document
-
-_MAX_VALUES = 50_000
-"""What a configuration may hold once its aliases are followed."""
+from dslaunch.files.relaxed_json import MAX_DEPTH, MAX_VALUES, Document
 
 
 class YamlError(Exception):
@@ -36,8 +33,8 @@ def parse(text: str) -> Document:
             if path in positions:
                 repeated.append(_repeated(path, positions[path], at))
             positions[path] = at
-            if len(positions) > _MAX_VALUES:
-                raise YamlError(Problem("file.syntax", f"more than {_MAX_VALUES:,} values", at))
+            if len(positions) + len(repeated) > MAX_VALUES:  # as many once its aliases are followed
+                raise YamlError(Problem("file.unread", f"more than {MAX_VALUES:,} values", at))
         return Document(_value(text), positions, tuple(repeated))
     except yaml.MarkedYAMLError as error:
         raise YamlError(Problem("file.syntax", f"no YAML: {error.problem}", _at(error.problem_mark))) from error

@@ -26,6 +26,20 @@ def learning_rate(config: Config) -> Iterator[Hit]:
         yield config.hit("optimizer.params.lr", message, fix)
 
 
+@config_rule(
+    "advice.gradient-sum", severity="info", since="0.19.6",
+    evidence="deepspeed/runtime/constants.py GRADIENT_ALLREDUCE_OP 0.19.8, run",
+)  # fmt: skip
+def gradient_sum(config: Config) -> Iterator[Hit]:
+    """Gradients that are added up over the replicas: the step grows with their number."""
+    if str(config.get("gradient_allreduce_op")).lower() == "sum" and max(config.replicas, default=2) > 1:
+        known = config.replicas
+        times = f"{known[0]} times as large" if len(known) == 1 else "as many times as large as there are replicas"
+        message = f"gradient_allreduce_op sum: gradients are {times} as those that mean gives."
+        fix = "Divide the loss by the number of replicas, or write mean; with Adam only clipping notices."
+        yield config.hit("gradient_allreduce_op", message, fix)
+
+
 @config_rule("advice.warmup", severity="info", evidence=_RATES)
 def warmup(config: Config) -> Iterator[Hit]:
     """A large batch without warm-up, or a warm-up that is most of the run."""

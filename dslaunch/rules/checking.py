@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
@@ -14,6 +15,9 @@ from dslaunch.rules.known import told
 from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
 from dslaunch.rules.selection import EVERY_RULE, Selection, is_silenced, silenced
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings, of_plan
+
+MAX_HITS = 200
+"""Of one rule on one job: what nobody reads to the end need not be looked for."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,14 @@ def sorted_hits(job: Job) -> list[tuple[Rule, Hit]]:
 def hits(
     plan: Plan | None, files: FileSet, settings: Settings, selection: Selection = EVERY_RULE
 ) -> Iterator[tuple[Rule, Hit]]:
-    """What each rule that holds for the version says, unsorted."""
+    """What each rule that holds for the version says, unsorted, and no more than `MAX_HITS` of each."""
     for rule in rules().values():
         if rule.holds_for(settings) and selection.takes(rule):
-            for hit in rule.check(plan, files, settings):
-                yield rule, hit
+            found = iter(rule.check(plan, files, settings))
+            yield from ((rule, hit) for hit in islice(found, MAX_HITS))
+            if more := next(found, None):
+                message = f"this is one of more than {MAX_HITS} such places; the rest isn't listed."
+                yield rule, replace(more, message=message, edit=None)
 
 
 def _of_folder(job: Job) -> Iterator[tuple[Rule, Hit]]:

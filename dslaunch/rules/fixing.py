@@ -10,7 +10,14 @@ from pathlib import Path
 from dslaunch.errors import ConfigError
 from dslaunch.rules.checking import Job, sorted_hits
 from dslaunch.rules.edits import applied, diff
-from dslaunch.rules.registry import Edit
+from dslaunch.rules.registry import NO_EDITS, Edit, Edits
+
+
+def edits_of(job: Job) -> Edits:
+    """What --fix would change; nothing in a rendered folder, which is mended in its recipe."""
+    if job.whole_folder:
+        return NO_EDITS
+    return {(rule.id, hit.where): hit.edit for rule, hit in sorted_hits(job) if hit.edit is not None}
 
 
 def mended_texts(job: Job, standing: Collection[tuple[str, str]]) -> tuple[dict[str, str], str]:

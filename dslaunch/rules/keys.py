@@ -160,9 +160,9 @@ def deprecated(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         if key is not None and key.deprecated:
             message = f"'{dotted(entry.path)}' is deprecated; DeepSpeed takes it with a warning."
             again = entry.section.keys.get(key.deprecated)
-            alike = again is not None and again.type == key.type
-            edit = renamed(file, entry.path, again.alias_of or again.name) if again and alike else None
-            yield hit(file, entry.path, message, f"Use {key.deprecated}.", edit=edit)
+            now = (again.alias_of or again.name) if again else key.deprecated
+            edit = renamed(file, entry.path, now) if again and again.type == key.type else None
+            yield hit(file, entry.path, message, f"Use {now}.", edit=edit)
         if entry.path == ("zero_optimization",) and isinstance(entry.value, bool):
             message = "'zero_optimization' as a bool is deprecated: true is stage 1, false is stage 0."
             edit = revalued(file, entry.path, {"stage": int(entry.value)})

@@ -21,6 +21,8 @@ class Entry:
     """None for a key that the section doesn't have."""
     shadowed: bool = False
     """The same setting stands beside it under its documented name, and DeepSpeed reads that one alone."""
+    unread: bool = False
+    """What it is read with (`Key.beside`) isn't there."""
 
 
 def entries(file: File) -> Iterator[Entry]:
@@ -34,6 +36,7 @@ def _entries(section: Section, path: tuple[str, ...], value: dict[str, Any]) -> 
         key = section.keys.get(name)
         here = (*path, name)
         shadowed = key is not None and section.parser == "raw" and value.get(key.alias_of) is not None
-        yield Entry(here, item, section, key, shadowed)
+        unread = key is not None and bool(key.beside) and value.get(key.beside) is None
+        yield Entry(here, item, section, key, shadowed, unread)
         if key is not None and key.type == "section" and isinstance(item, dict) and not shadowed:
             yield from _entries(table().sections[section.below(key)], here, item)

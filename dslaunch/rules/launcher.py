@@ -146,6 +146,17 @@ def _absent(
         yield launch.hit(names, "nothing is left to run on: IndexError.", "Keep a host.")
 
 
+@rule("launcher.filter-order", severity="info", raised_by="nobody", evidence=_RUNNER)
+def filter_order(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An --include in another order than the hostfile, whose first host has rank 0."""
+    for launch in launches(files):
+        wanted = [host for host in _parsed(launch.value(INCLUDE)) or {} if host in (launch.hosts or {})]
+        ranked = [host for host in launch.hosts or {} if host in wanted]
+        if wanted != ranked:
+            message = f"ranks are given out in the hostfile's order: {ranked[0]} has rank 0, not {wanted[0]}."
+            yield launch.hit(INCLUDE, message, f"Put {wanted[0]} first in the hostfile, or leave it so.")
+
+
 @rule("launcher.counts", severity="error", raised_by="deepspeed launcher", evidence=_RUNNER)
 def counts(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Numbers of nodes or GPUs that aren't there, or count as none given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from dslaunch.engines.deepspeed_keys import release
@@ -225,3 +226,30 @@ def environment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                 fix = "Add --use_deepspeed, or --config_file with distributed_type DEEPSPEED."
                 effect = "one process, no RANK, and DeepSpeed looks for mpi4py (ModuleNotFoundError)"
                 yield Hit(file.name, outer.at, f"{message}: {effect}.", fix)
+
+
+@rule(
+    "launcher.mpi4py", severity="info", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/comm/comm.py mpi_discovery, launcher/multinode_runner.py 0.19.8; "
+    "DeepSpeed#2025; hiyouga/LlamaFactory#2574",
+)  # fmt: skip
+def mpi4py(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Ranks that SLURM or MPI gives out, of which DeepSpeed learns through mpi4py alone."""
+    if any(_MAPPED.search(file.text) for file in files.of("shell", "env", "python")):
+        return
+    for file, command in files.launches():
+        inner, outer = command.launchers[-1], command.launchers[0]
+        by_backend = inner.program == "deepspeed" and (inner.options.value("--launcher") or "").lower() in _MPI
+        by_hand = inner.program == "python" and outer.program in ("srun", "mpirun")
+        if command.arguments.has("--deepspeed", "--deepspeed_config") and (by_backend or by_hand):
+            message = "nothing here sets RANK and LOCAL_RANK for each task: DeepSpeed asks mpi4py, and needs it."
+            fix = "Install mpi4py for this MPI, or set RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR in each task."
+            yield Hit(file.name, outer.at, message, fix)
+
+
+_MPI = ("openmpi", "mpich", "mvapich", "slurm")
+"""Backends of DeepSpeed's launcher that leave the ranks to MPI; impi sets them."""
+_MAPPED = re.compile(
+    r"\b(?:LOCAL_)?RANK=|SLURM_PROCID|SLURM_LOCALID|OMPI_COMM_WORLD|PMI_RANK|mpi4py|MPI_LOCALRANKID"
+)
+"""A script that hands the ranks on, or asks MPI by itself."""

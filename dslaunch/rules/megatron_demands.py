@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
-from dslaunch.rules.megatron_run import NotToldError, Run, stock_runs
+from dslaunch.rules.megatron_run import Run, stock_runs, where_told
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -31,12 +31,10 @@ class Demand:
     before: str = ""
     """The first that no longer does."""
 
-    def applies(self, run: Run) -> bool:
-        """Whether the version makes this check, and refuses the run."""
-        try:
-            return run.between(self.since, self.before) and self.refused(run)
-        except NotToldError:
-            return False
+    def hits(self, run: Run) -> Iterator[Hit]:
+        """The finding, where the version makes this check and refuses the run; raises NotToldError."""
+        if run.between(self.since, self.before) and self.refused(run):
+            yield run.hit(self.flag, self.message_for(), self.fix)
 
     def message_for(self) -> str:
         """The message with the versions that it holds for."""
@@ -54,8 +52,7 @@ def demands(
     def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
         for run in stock_runs(files, settings):
             for demand in table:
-                if demand.applies(run):
-                    yield run.hit(demand.flag, demand.message_for(), demand.fix)
+                yield from where_told(demand.hits(run))
 
     check.__doc__ = summary
     rule(rule_id, severity="error", raised_by="megatron", evidence=evidence, framework="megatron")(check)

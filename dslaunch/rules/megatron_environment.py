@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_demands import ARGUMENTS, RUN
-from dslaunch.rules.megatron_run import NotToldError, Run, stock_runs
+from dslaunch.rules.megatron_run import Run, stock_runs, where_told
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -21,20 +21,21 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 def connections(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Tensor or context parallelism before Blackwell without CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron stops."""
     for run in stock_runs(files, settings):
-        try:
-            value = _environment(run, files)
-            if value == "1" or not _wants_one(run):
-                continue
-        except NotToldError:
-            continue
-        why = "with tensor or context parallelism Megatron wants 1 on GPUs before Blackwell"
-        flags = ("--tensor-model-parallel-size", "--context-parallel-size")
-        fix = f"export {_CONNECTIONS}=1 before the launch."
-        if value is None and run.program:
-            found = run.hit(flags, f"nothing here sets {_CONNECTIONS}; {why}.", fix)
-            yield Hit(found.name, found.at, found.message, fix, severity="info")
-        elif value is not None:
-            yield run.hit(flags, f"{_CONNECTIONS} is {value}; {why}, and stops at start-up.", fix)
+        yield from where_told(_several(run, files))
+
+
+def _several(run: Run, files: FileSet) -> Iterator[Hit]:
+    value = _environment(run, files)
+    if value == "1" or not _wants_one(run):
+        return
+    why = "with tensor or context parallelism Megatron wants 1 on GPUs before Blackwell"
+    flags = ("--tensor-model-parallel-size", "--context-parallel-size")
+    fix = f"export {_CONNECTIONS}=1 before the launch."
+    if value is None and run.program:
+        found = run.hit(flags, f"nothing here sets {_CONNECTIONS}; {why}.", fix)
+        yield Hit(found.name, found.at, found.message, fix, severity="info")
+    elif value is not None:
+        yield run.hit(flags, f"{_CONNECTIONS} is {value}; {why}, and stops at start-up.", fix)
 
 
 def _environment(run: Run, files: FileSet) -> str | None:
@@ -84,13 +85,15 @@ _WITHOUT: Mapping[str, tuple[Callable[[Run], bool], str]] = {
 def ignored(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A flag that does nothing without another one."""
     for run in stock_runs(files, settings):
-        for flag, (useless, needs) in _WITHOUT.items():
-            try:
-                if run.arguments.has(flag) and useless(run):
-                    message = f"{flag} without {needs}: Megatron passes it over."
-                    yield run.hit(flag, message, f"Add {needs}, or take {flag} out.")
-            except NotToldError:
-                continue
+        for flag in _WITHOUT:
+            yield from where_told(_without(run, flag))
+
+
+def _without(run: Run, flag: str) -> Iterator[Hit]:
+    useless, needs = _WITHOUT[flag]
+    if run.arguments.has(flag) and useless(run):
+        message = f"{flag} without {needs}: Megatron passes it over."
+        yield run.hit(flag, message, f"Add {needs}, or take {flag} out.")
 
 
 @rule(
@@ -101,17 +104,14 @@ def ignored(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
 def fsdp_strategy(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Megatron's FSDP without a sharding strategy: nothing is sharded."""
     for run in stock_runs(files, settings):
-        flags = ("--use-megatron-fsdp", "--use-custom-fsdp")
-        try:
-            if (
-                run.version
-                and run.on(*flags)
-                and run.text("--data-parallel-sharding-strategy", "no_shard") == "no_shard"
-            ):
-                message = "FSDP without a --data-parallel-sharding-strategy: every rank keeps everything."
-                yield run.hit(flags, message, "Add --data-parallel-sharding-strategy optim_grads_params.")
-        except NotToldError:
-            continue
+        yield from where_told(_unsharded(run))
+
+
+def _unsharded(run: Run) -> Iterator[Hit]:
+    flags, strategy = ("--use-megatron-fsdp", "--use-custom-fsdp"), "--data-parallel-sharding-strategy"
+    if run.version and run.on(*flags) and run.text(strategy, "no_shard") == "no_shard":
+        message = f"FSDP without a {strategy}: every rank keeps everything."
+        yield run.hit(flags, message, f"Add {strategy} optim_grads_params.")
 
 
 @rule(
@@ -122,9 +122,10 @@ def fsdp_strategy(_plan: Plan | None, files: FileSet, settings: Settings) -> Ite
 def expert_sequence_parallel(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Experts under tensor parallelism without sequence parallelism; its first forward pass raises."""
     for run in stock_runs(files, settings):
-        try:
-            if run.experts and run.tp > 1 and not run.on("--sequence-parallel"):
-                message = "experts and tensor parallelism without --sequence-parallel; the first step raises."
-                yield run.hit("--num-experts", message, "Add --sequence-parallel.")
-        except NotToldError:
-            continue
+        yield from where_told(_uncut_experts(run))
+
+
+def _uncut_experts(run: Run) -> Iterator[Hit]:
+    if run.experts and run.tp > 1 and not run.on("--sequence-parallel"):
+        message = "experts and tensor parallelism without --sequence-parallel; the first step raises."
+        yield run.hit("--num-experts", message, "Add --sequence-parallel.")

@@ -69,6 +69,19 @@ _EXPERTS = (
         "--moe-enable-deepep without the token dispatcher flex", "Add --moe-token-dispatcher-type flex.",
     ),
     Demand(
+        "--moe-pad-expert-input-to-capacity",
+        lambda r: r.on("--moe-pad-expert-input-to-capacity") and _dispatcher(r) == "flex",
+        "--moe-pad-expert-input-to-capacity with the token dispatcher flex",
+        "Drop it, or use the token dispatcher alltoall.", before="0.16.0",
+    ),
+    Demand(
+        "--moe-pad-expert-input-to-capacity",
+        lambda r: r.on("--moe-pad-expert-input-to-capacity") and _dispatcher(r) == "flex"
+        and (r.on("--moe-enable-deepep") or r.text("--moe-flex-dispatcher-backend", "deepep") == "deepep"),
+        "--moe-pad-expert-input-to-capacity with the token dispatcher flex over DeepEP",
+        "Drop it, or use the token dispatcher alltoall.", since="0.16.0",
+    ),
+    Demand(
         "--moe-shared-expert-overlap",
         lambda r: r.on("--moe-shared-expert-overlap") and r.on("--moe-shared-expert-intermediate-size")
         and _dispatcher(r) != "alltoall",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
+from difflib import get_close_matches
+from itertools import islice, takewhile
 
 from dslaunch.engines.megatron_catalogue import (
     Argument,
@@ -18,7 +19,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import Flag, is_told
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_demands import ARGUMENTS, RUN
-from dslaunch.rules.megatron_run import NotToldError, Run, runs, stock_runs
+from dslaunch.rules.megatron_run import Run, runs, stock_runs, where_told
 from dslaunch.rules.registry import Edit, Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -37,8 +38,8 @@ _OF_PROGRAMS = frozenset({
 })  # fmt: skip
 """What launchers add, and what examples/mimo adds to the parser (NVIDIA/Megatron-LM core_v0.19.0:
 examples/mimo/training/args.py)."""
-_REDIRECTION = re.compile(r"\d*[<>&|]")
-"""A command kept as text in a variable may end with one."""
+_REDIRECTION = re.compile(r"\d*>|&|\||<$")
+"""A command kept as text in a variable may end with one; `<some folder>` is a value to be filled in."""
 _TYPES: Mapping[str, type] = {"int": int, "float": float}
 
 
@@ -54,13 +55,38 @@ def unknown(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     """A flag that this Megatron's parser doesn't have: it prints its usage and exits."""
     for run in runs(files, settings):
         catalogue = catalogue_of(run)
-        stock = run.program in _STOCK
+        stock, foreign = run.program in _STOCK, _foreign(run, catalogue)
+        if len(foreign) >= _FORK and stock:
+            names = listed(sorted({flag.name for flag in foreign}), limit=6)
+            message = f"no version of {_framework(catalogue)} has {names}: it exits, unless this is a fork."
+            fix = "Check what the fork's own parser takes; its values were not checked here."
+            yield run.hit_at(foreign[0], message, fix, severity="info")
         for flag in run.arguments.flags:
-            if flag.name in catalogue.arguments or flag.name in _OF_PROGRAMS or not is_told(flag.name):
+            known = flag.name in catalogue.arguments or flag.name in _OF_PROGRAMS or not is_told(flag.name)
+            if known or (len(foreign) >= _FORK and flag in foreign):
                 continue
             if message := _unknown(run, flag, catalogue, stock):
                 near = nearest(flag.name, catalogue.arguments)
                 yield run.hit_at(flag, message, f"Take it out.{near}", edit=_spelling(flag, near, catalogue))
+
+
+_FORK = 3
+"""Flags of no version, and no slips of the pen, from which a script is taken to be for a fork of its own."""
+_LOOKED_AT = 50
+_SLIP = 0.85
+"""How near (difflib) a flag is to one that there is where it is misspelt: one letter in ten."""
+
+
+def _foreign(run: Run, catalogue: Catalogue) -> list[Flag]:
+    """The flags, each once, of no version and no slips of the pen either, among the first `_LOOKED_AT` unknown."""
+    names = {flag.name: flag for flag in run.arguments.flags if is_told(flag.name)}
+    known = catalogue.arguments.keys() | catalogue.elsewhere.keys() | _OF_PROGRAMS
+    unknown = islice((flag for name, flag in names.items() if name not in known), _LOOKED_AT)
+    return [f for f in unknown if not get_close_matches(f.name, catalogue.arguments, n=1, cutoff=_SLIP)]
+
+
+def _framework(catalogue: Catalogue) -> str:
+    return catalogue.framework.partition(" core")[0]
 
 
 def _unknown(run: Run, flag: Flag, catalogue: Catalogue, stock: bool) -> str:
@@ -71,7 +97,7 @@ def _unknown(run: Run, flag: Flag, catalogue: Catalogue, stock: bool) -> str:
     if others:
         return f"{catalogue.framework} has no {flag.name}: core {others} has it. The parser exits."
     if stock:
-        return f"no version of {catalogue.framework.partition(' core')[0]} has {flag.name}; the parser exits."
+        return f"no version of {_framework(catalogue)} has {flag.name}; the parser exits."
     return ""
 
 
@@ -87,6 +113,8 @@ def value(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hi
     """A value of the wrong type, outside the choices, too many, or none."""
     for run in runs(files, settings):
         catalogue = catalogue_of(run)
+        if len(_foreign(run, catalogue)) >= _FORK:
+            continue
         for flag in run.arguments.flags:
             argument = catalogue.arguments.get(flag.name)
             versions = (argument,) if run.version else catalogue.elsewhere.get(flag.name, ())
@@ -181,12 +209,13 @@ _TOKENIZERS: Mapping[str, tuple[str, ...]] = {
 def tokenizer(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A tokenizer without the files that it reads."""
     for run in stock_runs(files, settings):
-        try:
-            kind = run.text("--tokenizer-type")
-            lacking = [flag for flag in _TOKENIZERS.get(kind, ()) if not run.on(flag)]
-        except NotToldError:
-            continue
-        for flag in lacking:
+        yield from where_told(_lacking(run))
+
+
+def _lacking(run: Run) -> Iterator[Hit]:
+    kind = run.text("--tokenizer-type")
+    for flag in _TOKENIZERS.get(kind, ()):
+        if not run.on(flag):
             yield run.hit("--tokenizer-type", f"--tokenizer-type {kind} without {flag}.", f"Add {flag}.")
 
 

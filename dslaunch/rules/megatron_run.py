@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import TypeVar
 
 from dslaunch.engines.deepspeed_keys import release
 from dslaunch.engines.megatron_catalogue import (
@@ -20,6 +22,7 @@ from dslaunch.files.position import Position
 from dslaunch.rules.registry import Edit, Hit, Severity
 from dslaunch.rules.settings import Settings
 
+Found = TypeVar("Found")
 _ELSEWHERE = (
     "--use-checkpoint-args", "--use-mp-args-from-checkpoint-args", "--yaml-cfg", "--export-kd-teacher-load",
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json",
@@ -37,6 +40,12 @@ def _of_deepspeed() -> frozenset[str]:
 
 class NotToldError(Exception):
     """A value that only a running shell, or a file elsewhere, would tell."""
+
+
+def where_told(found: Iterator[Found]) -> Iterator[Found]:
+    """What a check finds until it asks for a value that isn't told."""
+    with suppress(NotToldError):
+        yield from found
 
 
 @dataclass(frozen=True)

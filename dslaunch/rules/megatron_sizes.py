@@ -8,7 +8,7 @@ from math import prod
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_demands import ARGUMENTS, CONFIG, RUN
-from dslaunch.rules.megatron_run import NotToldError, Run, runs, stock_runs
+from dslaunch.rules.megatron_run import Run, runs, stock_runs, where_told
 from dslaunch.rules.registry import Check, Hit, RaisedBy, rule
 from dslaunch.rules.settings import Settings
 
@@ -35,10 +35,7 @@ def sizes(
     def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
         for run in runs(files, settings) if deepspeed else stock_runs(files, settings):
             for found in faults:
-                try:
-                    yield from (run.hit(*fault) for fault in found(run))
-                except NotToldError:
-                    continue
+                yield from (run.hit(*fault) for fault in where_told(found(run)))
 
     check.__doc__ = summary
     return rule(

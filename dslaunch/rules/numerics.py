@@ -66,6 +66,24 @@ def accumulation(config: Config) -> Iterator[Hit]:
 
 
 @config_rule(
+    "precision.bf16-optimizer", severity="info",
+    evidence="deepspeed/runtime/engine.py _do_optimizer_sanity_check, runtime/bf16_optimizer.py 0.19.8, run",
+)  # fmt: skip
+def bf16_optimizer(config: Config) -> Iterator[Hit]:
+    """Options of ZeRO beside bf16, stage 1 and fp32 accumulation, where another optimizer than ZeRO's runs."""
+    summed = _NAMES.get(str(config.get("data_types.grad_accum_dtype")))
+    alone = config.stage == 1 and config.offload("optimizer") == "none" and config.plan is None
+    other = alone and config.bf16 and summed == "fp32"
+    for name in ("overlap_comm", "round_robin_gradients", "zenflow") if other else ():
+        if config.get(f"{ZERO}.{name}") not in (None, False, "auto"):
+            message = (
+                f"{name} isn't read: with bf16, stage 1 and fp32 accumulation BF16_Optimizer takes the place of "
+                "ZeRO's, with checkpoints of its own."
+            )
+            yield config.hit(f"{ZERO}.{name}", message, "Leave it out, or use ZeRO stage 2.")
+
+
+@config_rule(
     "precision.param-dtype",
     severity="error",
     raised_by="deepspeed.initialize",

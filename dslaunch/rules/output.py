@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import resources
+from typing import Any
 
 from dslaunch.planfile import Finding, to_json
-from dslaunch.rules.registry import SEVERITIES, Rule, rule_named, rules
+from dslaunch.rules.registry import MEANINGS, NO_EDITS, SEVERITIES, Edits, Rule, rule_named, rules
 from dslaunch.rules.sarif import format_sarif
 from dslaunch.rules.settings import NEWEST_DEEPSPEED
 
@@ -19,28 +20,33 @@ _GITHUB_LEVELS = {"error": "error", "hang": "error", "wrong": "error", "info": "
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)")
 
 
-def format_text(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
+def format_text(findings: Sequence[Finding], waived: Sequence[Finding] = (), _edits: Edits = NO_EDITS) -> str:
     """One block a finding, and a last line that counts them."""
     blocks = "".join(_block(finding) for finding in findings)
     tail = f"; {len(waived)} waived ({', '.join(sorted({f.rule for f in waived}))})" if waived else ""
     return f"{blocks}{_count(findings)}{tail}\n"
 
 
-def format_json(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
-    """`{"schema": "dslaunch.findings/1", "findings": [...], "waived": [...]}`."""
+def format_json(findings: Sequence[Finding], waived: Sequence[Finding] = (), edits: Edits = NO_EDITS) -> str:
+    """`{"schema": "dslaunch.findings/1", "findings": [...], "waived": [...]}`.
+
+    What --fix would change stands as a finding's `edit`: line, column, old and new text.
+    """
     return to_json({
         "schema": FINDINGS_SCHEMA,
-        "findings": [_row(finding) for finding in findings],
+        "findings": [{**_row(finding), **_edit(finding, edits)} for finding in findings],
         "waived": [_row(finding) for finding in waived],
     })  # fmt: skip
 
 
-def format_github(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
+def format_github(
+    findings: Sequence[Finding], waived: Sequence[Finding] = (), _edits: Edits = NO_EDITS
+) -> str:
     """Workflow commands, which GitHub shows at the lines of a pull request."""
     return "".join(_annotation(finding) for finding in findings)
 
 
-FORMATS: dict[str, Callable[[Sequence[Finding], Sequence[Finding]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[Finding], Sequence[Finding], Edits], str]] = {
     "text": format_text,
     "json": format_json,
     "sarif": format_sarif,
@@ -52,9 +58,23 @@ def page(rule_id: str) -> str:
     """The page of a rule as Markdown; raises ConfigError with the nearest id where there is none."""
     rule = rule_named(rule_id)
     text = (resources.files("dslaunch.rules") / "pages" / f"{rule.id}.md").read_text(encoding="utf-8")
-    facts = f"Severity: {rule.severity}. {versions(rule)} Evidence: {rule.evidence}."
+    severity = f"Severity: {rule.severity} ({MEANINGS[rule.severity]})."
+    facts = f"{severity} {_said(rule)} {versions(rule)} Evidence: {rule.evidence}."
     title, _, body = text.partition("\n")
     return f"{title}\n\n{rule.summary}\n\n{' '.join(facts.split())}\n{body}"
+
+
+def _said(rule: Rule) -> str:
+    """Who tells the user at run time, as far as anybody does."""
+    if rule.raised_by != "nobody":
+        return f"Raised by {_PROGRAMS.get(rule.raised_by, rule.raised_by)}."
+    return "No program says so." if rule.severity in ("wrong", "slow", "memory") else ""
+
+
+_PROGRAMS = {
+    "DeepSpeedConfig": "DeepSpeed when it reads the file", "deepspeed.initialize": "DeepSpeed's engine",
+    "deepspeed launcher": "DeepSpeed's launcher", "megatron": "Megatron",
+}  # fmt: skip
 
 
 def versions(rule: Rule) -> str:
@@ -64,8 +84,9 @@ def versions(rule: Rule) -> str:
         return ""
     if not rule.since and not rule.until:
         return f"Verified on DeepSpeed {NEWEST_DEEPSPEED} only." if rule.framework == "deepspeed" else ""
-    since = f" since {name} {rule.since}" if rule.since else ""
-    return f"Holds{since}{',' if since and rule.until else ''}{f' until {rule.until}' if rule.until else ''}."
+    since = f" since {rule.since}" if rule.since else ""
+    until = f" until {rule.until}" if rule.until else ""
+    return f"Holds for {name}{since}{',' if since and until else ''}{until}."
 
 
 def _block(finding: Finding) -> str:
@@ -82,11 +103,18 @@ def _row(finding: Finding) -> dict[str, str]:
     return {**dataclasses.asdict(finding), "versions": versions(rule), "source": rule.evidence}
 
 
+def _edit(finding: Finding, edits: Edits) -> dict[str, Any]:
+    edit = edits.get((finding.rule, finding.where))
+    return {"edit": {**vars(edit.at), "old": edit.old, "new": edit.new}} if edit else {}
+
+
 def _annotation(finding: Finding) -> str:
     level = _GITHUB_LEVELS.get(finding.severity, "warning")
     match = _PLACE.fullmatch(finding.where)
     places = {"file": match["file"], "line": match["line"], "col": match["column"]} if match else {}
-    properties = ",".join(f"{key}={_property(value)}" for key, value in {**places, "title": finding.rule}.items())
+    properties = ",".join(
+        f"{key}={_property(value)}" for key, value in {**places, "title": finding.rule}.items()
+    )
     where = "" if match else f"{finding.where}: "
     return f"::{level} {properties}::{_data(f'{where}{finding.message} {finding.fix}')}\n"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslaunch.errors import listed
+from dslaunch.errors import listed, nearest
 from dslaunch.rules.config import ZERO, Config, config_rule
-from dslaunch.rules.registry import Hit
+from dslaunch.rules.registry import Hit, hit
 
 _GROUPS = "deepspeed/__init__.py initialize, utils/groups.py, runtime/engine.py 0.19.8, run"
 _FOLD = "deepspeed/module_inject/auto_ep_folding.py, auto_ep_config.py 0.19.8, run"
@@ -57,6 +57,25 @@ def autotp_sizes(config: Config) -> Iterator[Hit]:
 
 
 @config_rule(
+    "autotp.partition", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeed/module_inject/autotp_config.py AutoTPConfig.from_dict 0.19.8, run",
+)  # fmt: skip
+def autotp_partition(config: Config) -> Iterator[Hit]:
+    """A layer of partition_config that is cut in a way AutoTP doesn't know."""
+    specs = config.get("tensor_parallel.partition_config.layer_specs")
+    size = config.number(_TP)
+    for at, spec in enumerate(specs if isinstance(specs, list) and size is not None and size > 1 else ()):
+        kind = spec.get("partition_type", "column") if isinstance(spec, dict) else "column"
+        if isinstance(kind, str) and kind.lower() not in _CUTS:
+            path = ("tensor_parallel", "partition_config", "layer_specs", at, "partition_type")
+            message = f"partition_type {kind!r} is none of {listed(_CUTS)}: ValueError.{nearest(kind, _CUTS)}"
+            yield hit(config.file, path, message, f"Write one of {listed(_CUTS)}.")
+
+
+_CUTS = ("column", "row", "skip")
+
+
+@config_rule(
     "autotp.batch", severity="info", evidence="deepspeed/runtime/config.py, runtime/engine.py 0.19.8, run"
 )
 def autotp_batch(config: Config) -> Iterator[Hit]:
@@ -76,6 +95,9 @@ def ulysses(config: Config) -> Iterator[Hit]:
     """A sequence-parallel size that makes no mesh, or the wrong one."""
     key = "sequence_parallel_size"
     size, data, world = config.number(key), config.number("data_parallel_size"), config.world
+    if size == 0:
+        message = f"{key} 0: DeepSpeed divides the ranks by it, and raises ZeroDivisionError."
+        yield config.hit(key, message, "Write 1, or leave it out.")
     if size is None or size < 2:
         return
     if data is None and config.plan is None:

@@ -47,7 +47,7 @@ def master_weights(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
             yield hit(file, (bf16, "bf16_optimizer_states"), message, "Switch both on, or both off.")
 
 
-@rule("precision.loss-scale", severity="error", raised_by="DeepSpeedConfig", evidence=_EVIDENCE + " (0.19.8 only)")
+@rule("precision.loss-scale", severity="error", raised_by="DeepSpeedConfig", evidence=_EVIDENCE)
 def loss_scale(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A loss scale that fp16 can't work with."""
     for file in files.of("deepspeed_json"):

@@ -7,7 +7,7 @@ page in pages/ID.md, and on its cases in tests/cases/ID.yaml.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -25,6 +25,16 @@ Framework = Literal["deepspeed", "megatron"]
 Severity = Literal["info", "deprecated", "slow", "memory", "wrong", "hang", "error"]
 SEVERITIES: tuple[Severity, ...] = ("info", "deprecated", "slow", "memory", "wrong", "hang", "error")
 """From what can wait to what stops the job at start-up."""
+MEANINGS: Mapping[Severity, str] = {
+    "error": "stops at start-up, or later with an exception",
+    "hang": "waits for ever",
+    "wrong": "runs, and does something else than what is written",
+    "memory": "takes memory that may be missing",
+    "slow": "runs slower than it could",
+    "deprecated": "still works, with a warning",
+    "info": "worth knowing; nothing need change",
+}
+"""What each means for a job."""
 
 RaisedBy = Literal[
     "DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "transformers", "accelerate", "megatron",
@@ -35,11 +45,11 @@ RaisedBy = Literal[
 _MODULES = (
     "accelerate", "advice", "auto", "batch", "buckets", "commands_torchrun", "components", "deepspeed_env",
     "environment", "hostfiles", "huggingface", "inputs", "keys", "launcher", "launcher_options", "layout",
-    "megatron_environment", "megatron_experts", "megatron_flags", "megatron_parallel", "megatron_precision",
-    "megatron_sizes", "megatron_stages", "megatron_training", "numerics", "observing", "offloading",
-    "optimizer", "parallel", "planning", "precision", "scheduler", "schedules", "scripts_deepspeed",
-    "scripts_torch", "secrets", "slurm_directives", "slurm_shell", "slurm_steps", "staged", "training_data",
-    "zero", "zero_options",
+    "megatron_deepspeed", "megatron_environment", "megatron_experts", "megatron_flags",
+    "megatron_parallel", "megatron_precision", "megatron_sizes", "megatron_stages", "megatron_training",
+    "numerics", "observing", "offloading", "optimizer", "parallel", "planning", "precision", "scheduler",
+    "schedules", "scripts_config", "scripts_deepspeed", "scripts_torch", "secrets", "slurm_directives",
+    "slurm_shell", "slurm_steps", "staged", "training_data", "zero", "zero_options",
 )  # fmt: skip
 
 
@@ -51,6 +61,11 @@ class Edit:
     old: str
     """What stands at `at`."""
     new: str
+
+
+Edits = Mapping[tuple[str, str], Edit]
+"""Edits by the rule and the place of the finding that they put right."""
+NO_EDITS: Edits = {}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from dslaunch import __version__
 from dslaunch.planfile import Finding
-from dslaunch.rules.registry import Rule, rules
+from dslaunch.rules.registry import NO_EDITS, Edit, Edits, Rule, rules
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {"error": "error", "hang": "error", "wrong": "error", "info": "note"}
@@ -19,11 +19,15 @@ _LEVELS = {"error": "error", "hang": "error", "wrong": "error", "info": "note"}
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)")
 
 
-def format_sarif(findings: Sequence[Finding], waived: Sequence[Finding] = ()) -> str:
-    """One run with the rules that spoke; waived findings are results with a suppression."""
+def format_sarif(findings: Sequence[Finding], waived: Sequence[Finding] = (), edits: Edits = NO_EDITS) -> str:
+    """One run with the rules that spoke; waived findings are results with a suppression.
+
+    Args:
+        edits: what --fix would change, which stands as the `fixes` of its result (section 3.55).
+    """
     named = sorted({finding.rule for finding in (*findings, *waived)})
-    results = [_result(finding, named, waived=False) for finding in findings]
-    results += [_result(finding, named, waived=True) for finding in waived]
+    results = [{**_result(finding, named), **_fixes(finding, edits)} for finding in findings]
+    results += [{**_result(finding, named), "suppressions": [{"kind": "external"}]} for finding in waived]
     driver = {
         "name": "dslaunch",
         "version": __version__,
@@ -43,9 +47,9 @@ def _descriptor(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, named: Sequence[str], *, waived: bool) -> dict[str, Any]:
+def _result(finding: Finding, named: Sequence[str]) -> dict[str, Any]:
     fix = f" Fix: {finding.fix}" if finding.fix else ""
-    result: dict[str, Any] = {
+    return {
         "ruleId": finding.rule,
         "ruleIndex": named.index(finding.rule),
         "level": _LEVELS.get(finding.severity, "warning"),
@@ -53,7 +57,28 @@ def _result(finding: Finding, named: Sequence[str], *, waived: bool) -> dict[str
         "locations": [_location(finding.where)],
         "properties": {"severity": finding.severity},
     }
-    return {**result, "suppressions": [{"kind": "external"}]} if waived else result
+
+
+def _fixes(finding: Finding, edits: Edits) -> dict[str, Any]:
+    """The one right change of the file, where there is one."""
+    edit, match = edits.get((finding.rule, finding.where)), _PLACE.fullmatch(finding.where)
+    if edit is None or match is None:
+        return {}
+    replacement = {"deletedRegion": _region(edit), "insertedContent": {"text": edit.new}}
+    changes = [{"artifactLocation": {"uri": _uri(match["file"])}, "replacements": [replacement]}]
+    return {"fixes": [{"description": {"text": finding.fix}, "artifactChanges": changes}]}
+
+
+def _region(edit: Edit) -> dict[str, int]:
+    """What `old` covers, up to and without the end column (section 3.30.8)."""
+    lines = edit.old.split("\n")
+    first = edit.at.column if len(lines) == 1 else 1
+    return {
+        "startLine": edit.at.line,
+        "startColumn": edit.at.column,
+        "endLine": edit.at.line + len(lines) - 1,
+        "endColumn": first + len(lines[-1]),
+    }
 
 
 def _location(where: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""A site's settings for checks: `dslaunch.yaml` in the folder that --config-dir names.
+"""A site's settings: `dslaunch.yaml` in the folder that --config-dir names.
 
     rules:
       ignore: [pipeline.bubble]         # never asked
       severity: {key.unknown: error}    # raised; lowering one is what a waiver is for
       accept: [memory.gpu:2027-01-31]   # waived, with an expiry
-    versions: {deepspeed: 0.18.4, megatron: 0.16.1}
+    versions: {deepspeed: "0.18.4", megatron: "0.16.1"}     # who reads files, and what plans are made for
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from dslaunch.rules.waivers import waiver
 SITE_FILE = "dslaunch.yaml"
 _KEYS = {"rules": ("ignore", "severity", "accept"), "versions": ("deepspeed", "megatron")}
 
+_FRAMEWORKS = {
+    "deepspeed": "deepspeed", "megatron_deepspeed": "deepspeed", "native": "deepspeed", "megatron": "megatron",
+    "megatron_mimo": "megatron",
+}  # fmt: skip
+"""Whose version an engine's files are for."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -32,6 +38,11 @@ class Site:
     accept: tuple[str, ...] = ()
     deepspeed_version: str = ""
     megatron_version: str = ""
+
+    def version_for(self, engine: str) -> str:
+        """The version that files of an engine are read by here; empty where the site doesn't say, or for auto."""
+        versions = {"deepspeed": self.deepspeed_version, "megatron": self.megatron_version}
+        return versions.get(_FRAMEWORKS.get(engine, ""), "")
 
 
 def site(folder: Path | None) -> Site:

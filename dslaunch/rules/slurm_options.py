@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 _SHORT = {
     "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
@@ -46,6 +47,7 @@ FORMS = {
 """Values that sbatch takes, and how a message names them."""
 
 
+@cache
 def long_name(name: str) -> str:
     """The full name of an option: of its letter, or of the only one that begins like this; empty where none is."""
     if not name.startswith("--"):

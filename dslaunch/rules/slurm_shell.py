@@ -19,7 +19,10 @@ _PER_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|NODEID|LOCALID|TASK_PID)\b"
 _RANKS = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK"})
 _LOCAL = re.compile(r"localhost|127\.0\.0\.1|0\.0\.0\.0")
 _OWN_NAME = re.compile(r"\$\(hostname\b.*|\$HOSTNAME|\$\{HOSTNAME\}|\$SLURMD_NODENAME|`hostname`")
-_FIX_INNER = "Let each task fill it in: srun bash -c '...' in single quotes, or a script that srun starts."
+_FIX_INNER = (
+    "Let each task fill it in: srun bash -c '...' in single quotes (or \\$ in double ones), or a script that "
+    "srun starts."
+)
 
 
 @rule(
@@ -32,7 +35,7 @@ def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     """A task's own number, filled in by the batch script's shell: every node gets 0."""
     for job in jobs(files):
         for command in steps(job):
-            words = [word for launcher in command.launchers for word in _words(job, launcher.at)]
+            words = dict.fromkeys(word for each in command.launchers for word in _words(job, each.at))
             for text, at in words if command.launcher("srun") else ():
                 message = (
                     f"{text} is filled in on the first node, before srun starts: every task gets the same."

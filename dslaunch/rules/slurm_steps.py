@@ -8,9 +8,10 @@ from dslaunch.files.commands import CommandLine, Launcher
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import Arguments
 from dslaunch.planfile import Plan
+from dslaunch.rules.launcher import launches
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
-from dslaunch.rules.slurm_job import jobs, srun_nodes, srun_tasks, steps
+from dslaunch.rules.slurm_job import Job, jobs, srun_nodes, srun_tasks, steps
 
 _RAN = "SLURM 22.05, run"
 _NPROC = ("--nproc_per_node", "--nproc-per-node")
@@ -114,6 +115,38 @@ def srun_deepspeed(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
                 )
                 fix = "Call deepspeed with a hostfile and no srun, add --no_ssh --node_rank, or use srun torchrun."
                 yield Hit(job.file.name, deepspeed.at, message, fix)
+
+
+@rule(
+    "launcher.slurm-allocation", severity="error", raised_by="srun", since="0.16.0",
+    evidence=f"deepspeedai/DeepSpeed:deepspeed/launcher/multinode_runner.py SlurmRunner 0.19.8; {_RAN}",
+)  # fmt: skip
+def slurm_allocation(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """deepspeed --launcher slurm asks srun for a task for each slot: more than the job has CPUs for."""
+    held = {job.file.name: job for job in jobs(files)}
+    for launch in launches(files):
+        job = held.get(launch.file.name)
+        if job is None or launch.hosts is None or launch.value(("--launcher",)).lower() != "slurm":
+            continue
+        tasks, has = sum(launch.hosts.values()), _cpus(job)
+        if has is not None and tasks > has:
+            message = (
+                f"srun -n {tasks}, a task for each slot of the hostfile, in a job of {has} CPUs: "
+                "srun refuses the step (More processors requested than permitted)."
+            )
+            yield launch.hit(("--launcher",), message, f"Ask for {tasks} tasks, such as --ntasks-per-node.")
+
+
+def _cpus(job: Job) -> int | None:
+    """CPUs that the job surely has; None where whole nodes are asked for, or the script doesn't say."""
+    tasks, nodes = job.number("--ntasks"), job.nodes
+    if tasks is None and job.tasks_per_node is not None and nodes is not None:
+        tasks = job.tasks_per_node * nodes
+    each = job.number("--cpus-per-task") if job.directive("--cpus-per-task") else 1
+    others = ("--exclusive", "--cpus-per-gpu", "--mincpus", "--threads-per-core", "--ntasks-per-core")
+    if tasks is None or each is None or any(job.directive(name) for name in others):
+        return None
+    return tasks * each
 
 
 @rule("slurm.gpus", severity="error", raised_by="torch", evidence=f"{_RAN}; torch 2.13 cuda.set_device")

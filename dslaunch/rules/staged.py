@@ -53,6 +53,26 @@ def options(config: Config) -> Iterator[Hit]:
         yield config.hit("tensor_parallel.autotp_size", message, fix, severity="wrong")
 
 
+@config_rule(
+    "pipeline.timers", severity="error", raised_by="deepspeed.initialize", since="0.18.9",
+    evidence="deepspeed/runtime/pipe/engine.py _exec_backward_pass, engine.py _backward_prologue 0.18.9, "
+    "0.19.8, run",
+)  # fmt: skip
+def timers(config: Config) -> Iterator[Hit]:
+    """Timers of the backward pass under a pipeline: its first micro-batch raises."""
+    if config.stages < 2:
+        return
+    for key in ("wall_clock_breakdown", "flops_profiler.enabled"):
+        if config.on(key):
+            message = (
+                f"{key} under a pipeline: every stage but the last starts the timer of its backward pass twice, "
+                "and DeepSpeed asserts in the first step."
+            )
+            yield config.hit(
+                key, message, "Switch it off; time a job without a pipeline, or use torch.profiler."
+            )
+
+
 @config_rule("activation.contiguous", severity="error", evidence=_CHECKPOINTING)
 def contiguous(config: Config) -> Iterator[Hit]:
     """Contiguous checkpoints without what they need."""

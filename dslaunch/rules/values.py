@@ -58,6 +58,8 @@ def effect_of_type(entry: Entry, key: Key) -> tuple[Severity | None, RaisedBy | 
     """Severity and who raises, where they differ from the rule's own, and what DeepSpeed does in words."""
     if entry.section.parser == "pydantic":
         return None, None, "refuses the file (ValidationError)"
+    if entry.unread:
+        return "wrong", "nobody", f"doesn't look at it while there is no {key.beside}"
     if key.type == "section" or (key.wrong == "rejected" and not _computes(key, entry.value)):
         return None, None, "fails at start-up (TypeError or AttributeError)"
     if key.wrong == "later" and not _computes(key, entry.value):

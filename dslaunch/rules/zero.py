@@ -84,10 +84,8 @@ def offload_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
         level = stage(file)
         if level is None:
             continue
-        plain = bool(file.get("optimizer", "params", "torch_adam"))
-        if level == 0 and _offloads(file, "offload_optimizer") and not plain:
-            message = "offload_optimizer at stage 0: the CPU optimizer gets parameters on the GPU and fails."
-            yield hit(file, (_ZERO, "offload_optimizer"), message, "Use stage 1, 2 or 3, or no offload.")
+        if level == 0 and _offloads(file, "offload_optimizer"):
+            yield _offloaded_whole(file)
         if level < 3 and _offloads(file, "offload_param"):
             message = f"offload_param at ZeRO stage {level}: DeepSpeed ignores it without a word."
             yield hit(
@@ -101,6 +99,21 @@ def offload_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
             )
             path = (_ZERO, "offload_optimizer", "ratio")
             yield hit(file, path, message, "Use stage 3, or delete the ratio.", raised_by="DeepSpeedConfig")
+
+
+def _offloaded_whole(file: File) -> Hit:
+    """offload_optimizer without ZeRO: a CPU optimizer of DeepSpeed's fails on a GPU, any other one stays there."""
+    name = str(file.get("optimizer", "type") or "adam").lower()
+    path, fix = (_ZERO, "offload_optimizer"), "Use stage 1, 2 or 3, or no offload."
+    if name in _ON_CPU and not file.get("optimizer", "params", "torch_adam"):
+        message = "offload_optimizer at stage 0: the CPU optimizer gets parameters on the GPU and fails."
+        return hit(file, path, message, fix, raised_by="nobody")  # on the GPU alone: a CPU's engine steps
+    message = "offload_optimizer at stage 0: nothing is offloaded, and DeepSpeed says nothing of it."
+    return hit(file, path, message, fix, severity="wrong", raised_by="nobody")
+
+
+_ON_CPU = frozenset({"adam", "adamw", "adagrad", "lion"})
+"""Optimizers that DeepSpeed has a CPU version of."""
 
 
 def _offloads(file: File, name: str) -> bool:

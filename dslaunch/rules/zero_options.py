@@ -159,7 +159,8 @@ def hpz(config: Config) -> Iterator[Hit]:
 
 @config_rule(
     "zero.quantized", severity="error", raised_by="deepspeed.initialize",
-    evidence="deepspeed/runtime/torch_autocast.py, runtime/zero/stage3.py 0.19.8, run",
+    evidence="deepspeed/runtime/torch_autocast.py, runtime/zero/stage3.py, utils/groups.py "
+    "_get_local_all_to_all_group 0.19.8, run",
 )  # fmt: skip
 def quantized(config: Config) -> Iterator[Hit]:
     """Quantized weights or gradients (ZeRO++) with what they can't be combined with."""
@@ -172,10 +173,21 @@ def quantized(config: Config) -> Iterator[Hit]:
     if config.on(gradients) and config.off(f"{ZERO}.reduce_scatter"):
         message = "zero_quantized_gradients with reduce_scatter false: DeepSpeed asserts that it is on."
         yield config.hit(gradients, message, "Delete reduce_scatter.")
+    if config.on(gradients) and (message := _uneven_nodes(config)):
+        yield config.hit(gradients, message, "Use whole nodes of the same size, or leave it out.")
     frozen = f"{ZERO}.zero_quantized_nontrainable_weights"
     if config.on(frozen) and not config.fp16:
         message = f"zero_quantized_nontrainable_weights with {config.precision}: its kernel asserts float16."
         yield config.hit(frozen, message, "Use fp16, or leave frozen weights as they are.")
+
+
+def _uneven_nodes(config: Config) -> str:
+    """What qgZ's groups of a node's devices make of ranks that don't fill them; empty where they do."""
+    world, held = config.world, config.settings.ranks_per_node
+    if world is None or held is None or world < held or world % held == 0:
+        return ""
+    effect = "DeepSpeed asserts equality" if world < 2 * held else "the last ranks are in no group"
+    return f"zero_quantized_gradients over {world} ranks on nodes of {held} devices: {effect}."
 
 
 @config_rule(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.real.parts import need
@@ -21,6 +19,7 @@ from dslaunch.files.fileset import read_fileset  # noqa: E402
 from dslaunch.rules.checking import hits  # noqa: E402
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
+from tests.real.agreeing import Judged, agree  # noqa: E402
 from tests.real.engine_worker import WORLD  # noqa: E402
 
 _JUDGES = ("DeepSpeedConfig", "deepspeed.initialize")
@@ -187,6 +186,7 @@ SECTIONS: dict[str, st.SearchStrategy[Any]] = {
     "steps_per_print": st.sampled_from([1, "1"]),
     "log_level": st.sampled_from(["info", "loud"]),
     "wall_clock_breakdown": st.booleans(),
+    "flops_profiler": some(enabled=BOOLS, profile_step=[100]),
     "no_such_key": st.just(1),
 }  # fmt: skip
 
@@ -201,30 +201,10 @@ def configurations(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
     return runnable(config), draw(st.sampled_from([1, 1, 1, 1, 1, 2, 3]))
 
 
-def agree_on(count: int, engine: Engine, first_seed: int) -> None:
-    seen = {True: 0, False: 0}
-
-    @seed(first_seed)
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(configurations())
-    def agree(drawn: tuple[dict[str, Any], int]) -> None:
-        config, stages = drawn
-        raised = engine.raises(config, stages)
-        ours = refused(config, Settings(world_size=WORLD, pp=stages, huggingface=False))
-        seen[raised is None] += 1
-        assert bool(ours) == (raised is not None), f"DeepSpeed {raised}, dslaunch {ours}"
-
-    agree()
-    print(
-        f"{sum(seen.values())} configurations (seed {first_seed}): {seen[True]} trained, "
-        f"{seen[False]} refused by both, 0 disagreements"
-    )
-    assert min(seen.values()) > count // 6
-
-
 def test_generated_configurations_are_judged_as_the_engine_judges_them(engine: Engine) -> None:
-    agree_on(
-        int(os.environ.get("DSLAUNCH_ENGINE_EXAMPLES", "400")),
-        engine,
-        int(os.environ.get("DSLAUNCH_SEED", "7")),
-    )
+    def judged(drawn: tuple[dict[str, Any], int]) -> Judged:
+        config, stages = drawn
+        ours = refused(config, Settings(world_size=WORLD, pp=stages, huggingface=False))
+        return engine.raises(config, stages), ours
+
+    agree(configurations(), judged, examples=400, first_seed=7, share=6)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dslaunch.files.fileset import read_fileset
@@ -24,6 +23,7 @@ from dslaunch.rules.megatron_stages import BUILT
 from dslaunch.rules.registry import rules
 from dslaunch.rules.settings import Settings
 from tests.cases.load import Case, all_cases
+from tests.real.agreeing import Judged, agree
 from tests.real.megatron_lines import COMMON, Line, lines
 from tests.real.parts import need
 
@@ -133,7 +133,9 @@ def sizes() -> st.SearchStrategy[Sizes]:
         heads=st.sampled_from([12, 12, 12, 16, 6]),
         micro=st.sampled_from([1, 1, 2]),
         batch=st.sampled_from([288, 288, 144, 100]),
-        options=st.lists(st.sampled_from(sorted(OPTIONS)), max_size=3, unique=True).map(_without_contradictions),
+        options=st.lists(st.sampled_from(sorted(OPTIONS)), max_size=3, unique=True).map(
+            _without_contradictions
+        ),
     )
 
 
@@ -189,24 +191,13 @@ def core() -> Callable[[Sizes], str | None]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_generated_sizes_are_judged_as_megatron_core_judges_them(core: Callable[[Sizes], str | None]) -> None:
-    seen: Counter[bool] = Counter()
-
-    @settings(
-        max_examples=4000, derandomize=True, deadline=None, database=None,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(sizes())
-    def agree(given_sizes: Sizes) -> None:
+    def judged(given_sizes: Sizes) -> Judged | None:
         interleaved = "--num-virtual-stages-per-pipeline-rank 2" in given_sizes.options
         if interleaved and given_sizes.pp == 1:
-            return  # validate_args refuses it, the configuration alone does not
-        raised, said = core(given_sizes), ours(given_sizes.line, "0.16.1")
-        seen[raised is None] += 1
-        assert bool(said) == (raised is not None), f"megatron-core {raised!r:.300}, dslaunch {said}"
+            return None  # validate_args refuses it, the configuration alone does not
+        return core(given_sizes), ours(given_sizes.line, "0.16.1")
 
-    agree()
-    print(f"{sum(seen.values())} generated sizes: {seen[True]} accepted, {seen[False]} refused by both")
-    assert min(seen.values()) > 500
+    agree(sizes(), judged, examples=4000, first_seed=1, share=8)
 
 
 def test_grids_are_judged_as_megatron_core_judges_them() -> None:
@@ -275,20 +266,11 @@ def checkout() -> Iterator[Callable[[Line], dict[str, Any]]]:
 
 def test_command_lines_are_judged_as_megatron_judges_them(checkout: Callable[[Line], dict[str, Any]]) -> None:
     version = os.environ["DSLAUNCH_MEGATRON_VERSION"]
-    seen: Counter[bool] = Counter()
 
-    @settings(
-        max_examples=int(os.environ.get("DSLAUNCH_EXAMPLES", "1000")), derandomize=True, deadline=None,
-        database=None, suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(lines())
-    def agree(line: Line) -> None:
-        raised, said = checkout(line)["raised"], ours(line, version, later=_ARGUMENTS_ALONE)
-        seen[raised is None] += 1
-        assert bool(said) == (raised is not None), f"Megatron {raised!r:.300}, dslaunch {said}"
+    def judged(line: Line) -> Judged:
+        return checkout(line)["raised"], ours(line, version, later=_ARGUMENTS_ALONE)
 
-    agree()
-    print(f"core {version}: {seen[True]} accepted, {seen[False]} refused by both")
+    agree(lines(), judged, examples=1000, first_seed=1, share=8)
 
 
 def _line_of(case: Case) -> Line | None:
@@ -301,7 +283,9 @@ def _line_of(case: Case) -> Line | None:
     if not file.assignments:
         return None  # what the environment holds isn't known, and Megatron stops where it holds nothing
     words = tuple(word for flag in arguments.flags for word in (flag.name, *flag.values))
-    return Line(case.settings.world_size or 8, words, tuple((each.name, each.value) for each in file.assignments))
+    return Line(
+        case.settings.world_size or 8, words, tuple((each.name, each.value) for each in file.assignments)
+    )
 
 
 def test_cases_are_judged_as_megatron_judges_them(checkout: Callable[[Line], dict[str, Any]]) -> None:

@@ -68,3 +68,16 @@ def test_generated_directives_are_judged_as_sbatch_judges_them(slurm: SlurmClust
         seen[bool(raised)] += 1
     print(f"{sum(seen)} scripts: {seen[0]} taken, {seen[1]} refused by both")
     assert min(seen) > 20
+
+
+@pytest.mark.parametrize(("each", "refused"), [(1, True), (8, False)])
+def test_a_step_has_no_more_tasks_than_its_job_has_cpus(
+    slurm: SlurmCluster, tmp_path: Path, each: int, refused: bool
+) -> None:
+    """What `launcher.slurm-allocation` says of the srun of deepspeed --launcher slurm."""
+    done = subprocess.run(
+        ["salloc", "--nodes=2", f"--ntasks-per-node={each}", "srun", "-n", "16", "--immediate=5", "true"],
+        env=slurm.environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ("More processors requested than permitted" in done.stderr) == refused, done.stderr
+    assert bool(done.returncode) == refused, done.stderr

@@ -1,0 +1,119 @@
+"""Megatron-DeepSpeed's flags against the DeepSpeed JSON that they name: which of the two decides what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.flags import is_told
+from dslaunch.planfile import Plan
+from dslaunch.rules.config import Config
+from dslaunch.rules.megatron_run import Run, deepspeed_runs, where_told
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+
+_TRAINING = "deepspeedai/Megatron-DeepSpeed:megatron/training.py at 4efb479 (2025-07); deepspeedai/DeepSpeed:"
+_CONFIG = "--deepspeed_config"
+_MICRO, _GLOBAL, _CLIP, _ZERO = "--micro-batch-size", "--global-batch-size", "--clip-grad", "--zero-stage"
+
+
+@rule(
+    "megatron-deepspeed.switch", severity="wrong", raised_by="nobody",
+    evidence=f"{_TRAINING}deepspeed/__init__.py add_config_arguments 0.19.8",
+)  # fmt: skip
+def switch(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """--deepspeed_config without --deepspeed: Megatron trains by itself, and reads no JSON."""
+    for run in deepspeed_runs(files, settings):
+        yield from where_told(_switched(run))
+
+
+def _switched(run: Run) -> Iterator[Hit]:
+    if run.arguments.has(_CONFIG) and not run.on("--deepspeed"):
+        message = f"{_CONFIG} without --deepspeed: the file isn't read, and no ZeRO runs."
+        yield run.hit(_CONFIG, message, "Add --deepspeed.")
+
+
+@rule(
+    "megatron-deepspeed.json", severity="error", raised_by="megatron",
+    evidence=f"{_TRAINING}deepspeed/runtime/config.py (hjson) 0.19.8",
+)  # fmt: skip
+def strict_json(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A JSON with comments or trailing commas, which Megatron-DeepSpeed reads before DeepSpeed does."""
+    for run, file in _pairs(files, settings):
+        try:
+            json.loads(file.text)
+        except ValueError as error:
+            message = f"Megatron-DeepSpeed reads {file.name} as strict JSON, and it is none: {error}."
+            yield run.hit(_CONFIG, message, "Take comments, trailing commas and bare words out of the file.")
+
+
+@rule(
+    "megatron-deepspeed.mismatch", severity="wrong", raised_by="nobody",
+    evidence=f"{_TRAINING}deepspeed/runtime/engine.py set_train_batch_size 0.19.8",
+)  # fmt: skip
+def mismatch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A micro-batch, type, ZeRO stage or clipping that flags and JSON say differently."""
+    for run, file in _pairs(files, settings):
+        config = Config(file, plan, settings)
+        for check in (_micro_batch, _global_batch, _precision, _stage, _clipping):
+            yield from where_told(check(run, config))
+
+
+def _pairs(files: FileSet, settings: Settings) -> Iterator[tuple[Run, File]]:
+    """Each run under DeepSpeed with the JSON that it names, or the only one there is where the name isn't told."""
+    for run in deepspeed_runs(files, settings):
+        name = (run.arguments.value(_CONFIG) or "").rpartition("/")[2]
+        found = [file for file in files.of("deepspeed_json") if isinstance(file.value, dict)]
+        if is_told(name):
+            found = [file for file in found if file.name.rpartition("/")[2] == name]
+        if name and len(found) == 1 and run.arguments.has("--deepspeed"):
+            yield run, found[0]
+
+
+def _micro_batch(run: Run, config: Config) -> Iterator[Hit]:
+    flag, held = run.size(_MICRO), config.number("train_micro_batch_size_per_gpu")
+    if held is not None and held != flag:
+        message = (
+            f"{_MICRO} is {flag}, and train_micro_batch_size_per_gpu {held:g} in {config.file.name}: Megatron "
+            "makes batches of the first, DeepSpeed counts a step's micro-batches by the second."
+        )
+        yield run.hit(_MICRO, message, "Write the same number in both places.")
+
+
+def _global_batch(run: Run, config: Config) -> Iterator[Hit]:
+    flag, held = run.size(_GLOBAL), config.number("train_batch_size")
+    if held is not None and held != flag:
+        message = (
+            f"{_GLOBAL} is {flag}, and train_batch_size {held:g} in {config.file.name}: Megatron sets its own "
+            "before each step, so the JSON's is never trained with."
+        )
+        yield run.hit(_GLOBAL, message, "Write the same number in both places.")
+
+
+def _precision(run: Run, config: Config) -> Iterator[Hit]:
+    flag = "bf16" if run.on("--bf16") else "fp16" if run.on("--fp16") else "fp32"
+    if flag != config.precision:
+        message = (
+            f"Megatron's model is {flag}, and {config.file.name} says {config.precision}: activations have one "
+            "type, weights and loss scaling follow the other."
+        )
+        enabled = f'Write {{"{flag}": {{"enabled": true}}}} in the JSON.'
+        fix = f"Add --{config.precision}." if flag == "fp32" else enabled
+        yield run.hit(("--bf16", "--fp16") if flag != "fp32" else _CONFIG, message, fix)
+
+
+def _stage(run: Run, config: Config) -> Iterator[Hit]:
+    if run.arguments.has(_ZERO) and config.stage is not None and config.stage != run.size(_ZERO):
+        message = (
+            f"{_ZERO} is {run.size(_ZERO)}, and {config.file.name} says stage {config.stage}, which runs; the "
+            "flag alone decides whether the model is built in parts (stage 3)."
+        )
+        yield run.hit(_ZERO, message, "Write the same stage in both places.")
+
+
+def _clipping(run: Run, config: Config) -> Iterator[Hit]:
+    held = config.number("gradient_clipping")
+    if run.arguments.has(_CLIP) and held is not None and held != run.number(_CLIP):
+        message = f"{_CLIP} {run.number(_CLIP):g} isn't read under DeepSpeed: gradient_clipping {held:g} counts."
+        yield run.hit(_CLIP, message, "Write the same number in both places.")
