@@ -56,6 +56,8 @@ _TEST = 0.05
 """Weight of a framework's tests: tiny models on machines that also wait for other things."""
 _CROWD = 0.5
 """A publisher's weight grows as its number of runs to one less this."""
+_LAYERS_OF = {"megatron_deepspeed": "megatron"}
+"""Whose kernels compute a family's layers."""
 _ROUNDS = 3
 _STEP = 0.05
 
@@ -140,9 +142,10 @@ def _rates_of(run: _Run) -> list[Rate]:
     kind, family = architecture(run.gpu), run.case.software.family
     if family == "megatron" and run.case.engine.deepspeed:
         family = "megatron_deepspeed"
+    layers = {name: _LAYERS_OF.get(family, family) if name == "passes" else family for name in vars(FamilyRates())}
     return [
         *(("gpu", kind, name) for name in vars(GpuRates())),
-        *(("family", family, name) for name in vars(FamilyRates())),
+        *(("family", owner, name) for name, owner in layers.items()),
         ("card", run.gpu.name, "speed"),
     ]
 
@@ -192,6 +195,8 @@ def _tables(rates: Sequence[Rate], theta: Sequence[float] | np.ndarray[Any, Any]
             families[owner] = replace(
                 families[owner], **{name: _moved(name, getattr(families[owner], name), by)}
             )
+    for owner, layers in _LAYERS_OF.items():
+        families[owner] = replace(families[owner], passes=families[layers].passes)
     deviations = {owner: by for (kind, owner, _), by in zip(rates, theta, strict=True) if kind == "card"}
     for owner in deviations.keys() | CARDS.keys():
         speed = CARDS.get(owner, 1.0) * math.exp(deviations.get(owner, 0.0))

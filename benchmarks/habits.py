@@ -42,7 +42,7 @@ def software(record: Record) -> dict[str, Any]:
         "own_attention": record.framework.startswith(("Mega", "NeMo")) or jax,
         "compiled": _compiled(record, eager) or jax,
         "recompute_modules": ("layernorm", "act") if "minimal_flash" in words else (),
-        "half_gradients": recipe or (record.precision == "fp16" and record.framework == "Megatron-LM"),
+        "half_gradients": recipe or (record.precision == "fp16" and record.framework.startswith("Megatron-")),
         "overlap_tp": "asynctp" in words
         or (recipe and (record.gpus_per_node or 8) == 8 and record.model.moe is None),
         "overlap_ep": 'moe_a2a_overlap": "true' in words

@@ -59,12 +59,9 @@ def software(record: Record) -> dict[str, Any]:
     given = flags(record)
     notes = record.notes or ""
     dropout = given.get("hidden-dropout", 0.1 if is_classic(record) else 0.0)
-    flash = record.flash_attention
-    if flash is None:
-        flash = given.get("attention-backend") != "unfused" and given.get("transformer-impl") != "local"
     return {
         "dropout": float(dropout) > 0,
-        "flash_attention": flash,
+        "flash_attention": _flash(record, given),
         "recompute_modules": tuple(given.get("recompute-modules") or _modules(record)),
         "grouped_products": bool(given.get("moe-grouped-gemm", not given)),
         "balanced_routing": "force-balanced" in notes or "moe-pad-expert-input-to-capacity" in given,
@@ -75,6 +72,16 @@ def software(record: Record) -> dict[str, Any]:
         "offloaded_modules": tuple(given.get("offload-modules") or ()),
         "half_moments": given.get("exp-avg-dtype") == "bf16",
     }
+
+
+def _flash(record: Record, given: dict[str, Any]) -> bool:
+    """Megatron-DeepSpeed has it where --use-flash-attn is given (deepspeedai/Megatron-DeepSpeed:
+    megatron/arguments.py), Megatron-LM unless another backend is."""
+    if record.flash_attention is not None:
+        return record.flash_attention
+    if record.framework == "Megatron-DeepSpeed":
+        return "use-flash-attn" in given
+    return given.get("attention-backend") != "unfused" and given.get("transformer-impl") != "local"
 
 
 def decoder(record: Record) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +128,8 @@ def read(file: Path, mends: Path | None = None) -> list[Record]:
     """
     text = file.read_text(encoding="utf-8")
     raw = json.loads(text) if text.lstrip().startswith("[") else [json.loads(x) for x in text.splitlines() if x]
-    corrections = _corrections(mends) if mends else {}
-    return [_record(_mended(row, corrections.get(row.get("id"), {}))) for row in raw]
+    corrections = _corrections(mends) if mends else []
+    return [_record(_mended(row, _corrected(str(row.get("id")), corrections))) for row in raw]
 
 
 def published() -> list[Record]:
@@ -144,12 +146,18 @@ def _record(row: dict[str, Any]) -> Record:
         raise ValueError(f"record {row.get('id', '?')}: {where}: {first['msg']}") from error
 
 
-def _corrections(file: Path) -> dict[str, dict[str, Any]]:
-    """By record: dotted key -> value. The file holds a list of {records, set, evidence}."""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in yaml.safe_load(file.read_text(encoding="utf-8")) or []:
-        for name in entry["records"]:
-            found.setdefault(name, {}).update(entry["set"])
+def _corrections(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(a record's id or a pattern of ids, dotted key -> value). The file holds a list of {records, set,
+    evidence}."""
+    entries = yaml.safe_load(file.read_text(encoding="utf-8")) or []
+    return [(name, entry["set"]) for entry in entries for name in entry["records"]]
+
+
+def _corrected(name: str, corrections: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pattern, changes in corrections:
+        if name == pattern or ("*" in pattern and fnmatchcase(name, pattern)):
+            found |= changes
     return found
 
 

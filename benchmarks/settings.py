@@ -200,6 +200,7 @@ def _decoder(record: Record) -> dict[str, Any]:
     if record.category in _ADAPTERS:
         train = "qlora" if record.category == "qlora" else "lora"
         result |= {"train": train, "lora": torch_family.adapters(record)}
+        result["train_ends"] = ("stem", "tail") if torch_family.ends_train(record) else ()
     return result
 
 

@@ -93,15 +93,15 @@ def software(record: Record) -> dict[str, Any]:
 
 
 def _hugging_face(record: Record) -> dict[str, Any]:
-    """Trainer: weights as they are loaded, in 16 bits, and their moments alike; adapters in fp32. ms-swift
-    pads to the longest sample; fsdp_qlora has FSDP1, all in bf16, and the model's output at hand
-    (train.py). Qwen's first models make no fp32 copy of the logits: the loss has 16 bits under DeepSpeed,
-    which finetune_qlora_single_gpu.sh has too, and no autocast."""
+    """Trainer: weights as they are loaded, in 16 bits, and their moments alike, as those of copies of embedding
+    and head; adapters in fp32. ms-swift pads to the longest sample; fsdp_qlora has FSDP1, all in bf16, and the
+    model's output at hand (train.py). Qwen's first models make no fp32 copy of the logits: the loss has 16 bits
+    under DeepSpeed, which finetune_qlora_single_gpu.sh has too, and no autocast."""
     name = record.framework.lower()
     lora_rig = name == "fsdp_qlora"
     usual = _USUAL.search(record.notes or "")
     return {
-        "half_states": record.category == "sft" or lora_rig,
+        "half_states": record.category == "sft" or lora_rig or ends_train(record),
         "foreach_step": True,
         "expandable_segments": False,
         "joined_ends": lora_rig,
@@ -244,3 +244,8 @@ def micro_batch(record: Record) -> int | None:
     if given is None or not is_torchtitan(record) or given % stages:
         return given
     return given // stages
+
+
+def ends_train(record: Record) -> bool:
+    """Whether embedding and head train beside the adapters: `LoRA (emb)` of Qwen's tables."""
+    return "lora-emb" in record.id

@@ -15,6 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dslaunch.errors import ConfigError
+from dslaunch.hardware import corrections
+from dslaunch.hardware.corrections import NONE, Correction
 from dslaunch.planfile import Band
 from dslaunch.schema.cluster import Gpu
 
@@ -79,6 +82,8 @@ class Tables:
     """By software family: how far measured memory was from predicted. A family that nobody measured has none."""
     time_bands: Mapping[str, Band] = field(default_factory=dict)
     """The same for step time."""
+    corrections: Mapping[str, Correction] = field(default_factory=dict)
+    """What a site's own runs say of all this, by `key`; none but by `dslaunch calibrate`."""
 
     def gpu(self, gpu: Gpu) -> GpuRates:
         """The row of a GPU, of its architecture, or of the nearest one by data types."""
@@ -89,8 +94,22 @@ class Tables:
 
     def family(self, family: str, deepspeed: bool = False) -> FamilyRates:
         """The row of a family; Megatron's layers under DeepSpeed's engine are one of its own."""
-        name = f"{family}_deepspeed" if deepspeed and f"{family}_deepspeed" in self.families else family
-        return self.families[name]
+        return self.families[self._row(family, deepspeed)]
+
+    def key(self, gpu: str, family: str, deepspeed: bool) -> str:
+        """What a correction is about, such as `A100-SXM4-80GB/transformers`."""
+        return f"{gpu}/{self._row(family, deepspeed)}"
+
+    def corrected(self, gpu: str, family: str, deepspeed: bool) -> Correction:
+        """The correction of a GPU under a family."""
+        return self.corrections.get(self.key(gpu, family, deepspeed), NONE) if self.corrections else NONE
+
+    def _row(self, family: str, deepspeed: bool) -> str:
+        return f"{family}_deepspeed" if deepspeed and f"{family}_deepspeed" in self.families else family
+
+    def shipped_sha256(self) -> str:
+        """Hash of the figures that a correction is about."""
+        return replace(self, corrections={}).sha256()
 
     def sha256(self) -> str:
         """Hash of the figures, for the prediction's record."""
@@ -153,7 +172,7 @@ UNCALIBRATED = Tables(
     },
     families={
         "megatron": FamilyRates(launch_us=48.0, passes=1.2, hidden=0.9, step_ms=15.0),
-        "megatron_deepspeed": FamilyRates(launch_us=40.0, passes=2.0, hidden=0.8, step_ms=30.0),
+        "megatron_deepspeed": FamilyRates(launch_us=40.0, passes=1.2, hidden=0.8, step_ms=30.0),
         "torch": FamilyRates(launch_us=15.0, passes=2.2, hidden=0.9, step_ms=10.0),
         "transformers": FamilyRates(launch_us=80.0, passes=3.5, hidden=0.8, step_ms=30.0),
     },
@@ -184,3 +203,21 @@ def _shipped() -> Tables:
 
 SHIPPED = _shipped()
 """The tables that come with the package."""
+
+
+def of_site(folder: Path | None) -> Tables:
+    """The shipped tables, with what the site's own runs correct of them.
+
+    Raises:
+        ConfigError: an efficiency.yaml that cannot be read, or whose corrections are of other rates.
+    """
+    path = folder / corrections.FILE if folder else None
+    if path is None or not path.is_file():
+        return SHIPPED
+    of, found = corrections.read(path)
+    if of != SHIPPED.sha256():
+        raise ConfigError(
+            f"{path}: corrects rates {of[:12]}, and this dslaunch ships {SHIPPED.sha256()[:12]}. Take the file "
+            "away, and calibrate from runs that this version launched."
+        )
+    return replace(SHIPPED, corrections=found)

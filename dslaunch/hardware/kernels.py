@@ -18,6 +18,8 @@ _TILES = ((256, 128, 1.0), (128, 128, 0.96), (128, 64, 0.82), (64, 64, 0.62))
 """Output tiles of a matrix product, and the speed of each by that of the largest."""
 _PROLOGUE = 256
 """Inner width that filling and draining a tile's pipeline costs."""
+_BATCHED_PROLOGUE = 128
+"""The same of many small products in one kernel, whose tiles share a multiprocessor and hide each other's."""
 _SPLITS = (1, 2, 4, 8)
 """Parts into which a long inner width is cut where there are too few tiles."""
 _SHORT = 256
@@ -69,6 +71,13 @@ class Device:
         moved = product.count * width * (m * k + k * n + m * n)
         return max(busy, moved / self.memory)
 
+    def batched(self, product: Gemm, width: int) -> float:
+        """The same for the batched products of unfused attention, whose rows lie a whole hidden width apart."""
+        m, n, k = product.m, product.n, product.k
+        used = _tiled(m, n, k, self.multiprocessors, _BATCHED_PROLOGUE)
+        moved = product.count * width * (m * k + k * n + m * n)
+        return max(product.flops / (self.peak * used), moved / self.memory)
+
     def core(self, flops: float, head: int, keys: int) -> float:
         """Seconds of fused attention: narrow heads and short sequences are slower.
 
@@ -86,10 +95,15 @@ def _of_head(head: int) -> float:
     return head / padded * float(min(1.0, padded / 128) ** 0.45)
 
 
-@lru_cache(maxsize=65536)
 def tiled(m: int, n: int, k: int, multiprocessors: int) -> float:
     """Share of a large product's speed that the shape leaves: whole tiles, whole waves of them, short inner
     widths."""
+    best = _tiled(m, n, k, multiprocessors, _PROLOGUE)
+    return best if n % _ALIGNED == 0 and k % _ALIGNED == 0 else best * _UNALIGNED
+
+
+@lru_cache(maxsize=65536)
+def _tiled(m: int, n: int, k: int, multiprocessors: int, prologue: int) -> float:
     best = 0.0
     for height, width, speed in _TILES:
         tiles = -(-m // height) * -(-n // width)
@@ -98,8 +112,8 @@ def tiled(m: int, n: int, k: int, multiprocessors: int) -> float:
             inner = k / parts
             waves = -(-tiles * parts // multiprocessors)
             busy = tiles * parts / (waves * multiprocessors)
-            best = max(best, speed * filled * busy * inner / (inner + _PROLOGUE))
-    return best if n % _ALIGNED == 0 and k % _ALIGNED == 0 else best * _UNALIGNED
+            best = max(best, speed * filled * busy * inner / (inner + prologue))
+    return best
 
 
 def device(gpu: Gpu, tables: Tables, precision: str, software: Software) -> Device:

@@ -34,6 +34,8 @@ class Attention:
     window: int
     """Keys that a query sees; 0: all."""
     mla: LatentAttention | None
+    sinks: bool = False
+    """A learnt number for each head."""
 
     def query_width(self, tp: int) -> int:
         """Output width of the query projection on one rank."""
@@ -123,6 +125,7 @@ def _decoder_block(component: Decoder, layer: int) -> Block:
         causal=True,
         window=_window(component.window, layer),
         mla=mla,
+        sinks=component.sinks,
     )
     mixed = experts if experts and layer >= experts.dense_layers else None
     return Block(

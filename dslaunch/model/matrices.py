@@ -184,7 +184,7 @@ def _routed(layer: Block) -> tuple[Matrix, ...]:
     )
     down = replace(up, width_in=experts.ffn, width_out=layer.hidden, cut="in")
     gate = [Matrix("router", layer.hidden, 1, "none")] if experts.shared_gate else []
-    router = Matrix("router", layer.hidden, experts.count, "none")
+    router = Matrix("router", layer.hidden, experts.count, "none", experts.biased_router)
     return (router, *gate, *([up] * layer.halves), down)
 
 

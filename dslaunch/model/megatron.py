@@ -37,7 +37,7 @@ from functools import lru_cache
 
 from dslaunch.model.blocks import Attention, Block, blocks, divided
 from dslaunch.model.matrices import layer_matrices
-from dslaunch.model.params import padded_vocab
+from dslaunch.model.params import alike, padded_vocab
 from dslaunch.model.passes import Pass
 from dslaunch.schema.components import Decoder, Transformer, ViT
 
@@ -133,7 +133,9 @@ def dummy_bytes(component: Decoder | Transformer | ViT, run: Pass, first: int, n
 
     Source: Transformer Engine 2.11, transformer_engine/pytorch/module/base.py, get_dummy_wgrad.
     """
-    shapes = {shape for layer in blocks(component)[first : first + number] for shape in _weights(layer, run)}
+    every = blocks(component)
+    kinds = alike(component, run.reads, first, number)
+    shapes = {shape for layer, _ in kinds for shape in _weights(every[layer], run)}
     return run.width * sum(rows * columns for rows, columns in shapes)
 
 

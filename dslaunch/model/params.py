@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dslaunch.model.blocks import Block, blocks
+from dslaunch.model.blocks import Block, blocks, divided
 from dslaunch.model.matrices import (
     Matrix,
     head_matrices,
@@ -141,7 +141,7 @@ def _parts(component: Component, tp: int, first: int, number: int) -> Iterator[_
     if with_stem:
         yield _Part(stem_matrices(component), _stem_vectors(component, tp), _end_trains(component, "stem"))
     for index, layer in enumerate(blocks(component)[first : first + number], first):
-        yield _Part(layer_matrices(layer), _layer_vectors(layer), index in chosen, in_layer=True)
+        yield _Part(layer_matrices(layer), _layer_vectors(layer, tp), index in chosen, in_layer=True)
     if with_tail:
         yield _tail(component, tp, with_stem=with_stem)
 
@@ -159,8 +159,9 @@ def _count(component: Component, part: _Part, tp: int, ep: int, etp: int) -> Cou
     routed = tuple(matrix for matrix in part.matrices if matrix.routed)
     expert_adapters = _adapters(routed, component.lora, False, tp, ep)
     packed = sum(matrix.params(tp, ep) for matrix in part.matrices) if part.in_layer else 0
+    copied = base * part.trains
     return Counts(
-        base + added, added, experts + expert_adapters, expert_adapters,
+        base + added + copied, added + copied, experts + expert_adapters, expert_adapters,
         packed if component.train == "qlora" else 0,
     )  # fmt: skip
 
@@ -177,13 +178,14 @@ def _adapters(parts: tuple[Matrix, ...], lora: Lora, every: bool, tp: int, ep: i
     return total
 
 
-def _layer_vectors(layer: Block) -> int:
+def _layer_vectors(layer: Block, tp: int) -> int:
     scales = 2 * layer.hidden * layer.layer_scale
     inner = sum(2 * attention.qk_norm for attention in layer.attentions)
     latents = sum(
         attention.mla.q_lora_rank + attention.mla.kv_lora_rank for attention in layer.attentions if attention.mla
     )
-    return layer.norms * layer.norm + layer.context_norm + scales + inner + latents
+    sinks = sum(divided(attention.heads, tp) for attention in layer.attentions if attention.sinks)
+    return layer.norms * layer.norm + layer.context_norm + scales + inner + latents + sinks
 
 
 def _stem_vectors(component: Decoder | Transformer | ViT, tp: int) -> int:
@@ -227,7 +229,7 @@ def _tail(component: Decoder | Transformer | ViT, tp: int, *, with_stem: bool) -
     if component.mtp_layers and not with_stem:
         # Further tokens are embedded where they are predicted (megatron/core/models/gpt/gpt_model.py, 0.16).
         further = (*further, *head_matrices(component, tp))
-    own_norms = component.mtp_layers * (3 * norm + _layer_vectors(blocks(component)[-1]))
+    own_norms = component.mtp_layers * (3 * norm + _layer_vectors(blocks(component)[-1], tp))
     return _Part((*head, *further), norm + own_norms, trains)
 
 

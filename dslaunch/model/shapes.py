@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dslaunch.errors import listed
 from dslaunch.model.blocks import blocks
@@ -21,13 +21,20 @@ def width_out(component: Component) -> int:
     return component.dims[-1] if isinstance(component, Mlp) else component.hidden
 
 
-def legal_tp(component: Component, tp: int, most: int | None = None) -> str | None:
-    """None where tp divides the component evenly, else the arithmetic and every tp up to `most` that does."""
-    faults = _tp_faults(component, tp)
+def legal_tp(
+    component: Component, tp: int, most: int | None = None, *, experts_apart: bool = False
+) -> str | None:
+    """None where tp divides the component evenly, else the arithmetic and every tp up to `most` that does.
+
+    Args:
+        experts_apart: routed experts have an etp of their own, and tp does not cut them.
+    """
+    widths = _cut_widths(component, experts_apart)
+    faults = _tp_faults(component, widths, tp)
     if not faults:
         return None
-    widest = math.gcd(*_cut_widths(component).values())
-    legal = [n for n in divisors(widest) if n <= (most or n) and not _tp_faults(component, n)]
+    widest = math.gcd(*widths.values())
+    legal = [n for n in divisors(widest) if n <= (most or n) and not _tp_faults(component, widths, n)]
     return f"{'; '.join(faults)}; tp can be {listed(legal)}"
 
 
@@ -68,6 +75,17 @@ def legal_ep(component: Component, ep: int) -> str | None:
     return f"{shown} is not whole; ep can be {listed(divisors(experts.count))}"
 
 
+def legal_etp(component: Component, etp: int, most: int) -> str | None:
+    """None where etp cuts each routed expert evenly, else the arithmetic and every etp up to `most` that does."""
+    experts = component.experts if isinstance(component, Decoder) else None
+    if experts is None:
+        return "there are no experts to cut; leave it out"
+    if experts.ffn % etp == 0:
+        return None
+    shown = f"experts.ffn {experts.ffn} / etp {etp} = {experts.ffn / etp:.4g}"
+    return f"{shown} is not whole; etp can be {listed([n for n in divisors(experts.ffn) if n <= most])}"
+
+
 def divisors(number: int) -> list[int]:
     """Every divisor, ascending."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
@@ -85,7 +103,7 @@ def _equal_split(total: int, pp: int, vpp: int) -> str | None:
     )
 
 
-def _cut_widths(component: Component) -> dict[str, int]:
+def _cut_widths(component: Component, experts_apart: bool) -> dict[str, int]:
     """What tp must divide, by name. Vocabularies are padded instead, kv heads replicated."""
     if isinstance(component, Other):
         return {"a network given by its figures": 1}
@@ -97,7 +115,7 @@ def _cut_widths(component: Component) -> dict[str, int]:
     widths = {f"heads {component.heads}": component.heads}
     for layer in blocks(component):
         experts = layer.experts
-        if experts:
+        if experts and not experts_apart:
             widths |= {f"experts.ffn {experts.ffn}": experts.ffn}
         if layer.ffn:
             name = "experts.shared_ffn" if experts else "ffn"
@@ -105,10 +123,10 @@ def _cut_widths(component: Component) -> dict[str, int]:
     return widths
 
 
-def _tp_faults(component: Component, tp: int) -> list[str]:
+def _tp_faults(component: Component, widths: Mapping[str, int], tp: int) -> list[str]:
     faults = [
         f"{name} / tp {tp} = {width / tp:.4g} is not whole" if width > 1 else f"{name} is not cut, found tp {tp}"
-        for name, width in _cut_widths(component).items()
+        for name, width in widths.items()
         if width % tp
     ]
     kv = getattr(component, "kv_heads", None) or tp

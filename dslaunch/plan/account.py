@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslaunch.engines.registry import ENGINES
 from dslaunch.errors import PlanError
 from dslaunch.hardware.topology import describe
 from dslaunch.plan.engine_choice import candidates as searched
+from dslaunch.plan.engine_choice import engine_faults, left_out
 from dslaunch.plan.front import Scored
 from dslaunch.plan.joint import Wanted
-from dslaunch.plan.layouts import resolve
+from dslaunch.plan.layouts import pinned, resolve
 from dslaunch.plan.notes import Notes
 from dslaunch.plan.options import Misfit
 from dslaunch.plan.search import Found
+from dslaunch.plan.sharding import variants
 from dslaunch.planfile import Candidate, Search
 from dslaunch.schema.config import RunConfig
 
@@ -26,7 +29,7 @@ def words(found: Scored) -> str:
     for name, layout in found.layouts.items():
         names.setdefault(f"{layout.describe()} micro-batch {layout.micro_batch}", []).append(name)
     shown = ", ".join(f"{'+'.join(group)} {layout}" for layout, group in names.items())
-    return f"{found.engine}: {shown}"
+    return f"{found.who}: {shown}"
 
 
 def candidates(found: Found) -> tuple[Candidate, ...]:
@@ -34,7 +37,7 @@ def candidates(found: Found) -> tuple[Candidate, ...]:
     best = [each for each in found.front.best if each is not found.chosen]
     rows = [_candidate(found.chosen, "chosen"), *(_candidate(e, _behind(found.chosen, e)) for e in best)]
     refused = [
-        Candidate(f"{who}: {misfit.family.describe()}", 0.0, 0.0, f"refused: {misfit.reason}")
+        Candidate(f"{who}: {misfit.describe()}", 0.0, 0.0, f"refused: {misfit.reason}")
         for who, misfit in _nearest(found.notes)
     ]
     return (*rows, *refused)
@@ -46,18 +49,18 @@ def report(found: Found) -> Search:
     return Search(found.goal, found.notes.considered, front, _engines(found))
 
 
-def nothing_fits(config: RunConfig, pinned: Wanted, notes: Notes) -> PlanError:
+def nothing_fits(config: RunConfig, wanted: Wanted, notes: Notes) -> PlanError:
     """Why a search came to nothing: the figures of what lacks least, and what each engine refuses."""
     cluster = describe(config.cluster)
     if not notes.considered:
-        faults = "\n".join(resolve(config, pinned)[1] or _illegal(notes) or ["no layout has whole parts"])
+        faults = "\n".join(resolve(config, wanted)[1] or _illegal(notes) or ["no layout has whole parts"])
         return PlanError(f"strategy=auto: no layout on {cluster} goes with what is set.\n{faults}")
     lines = [f"strategy=auto: none of {notes.considered} layouts is legal and fits on {cluster}."]
     if not notes.misfits:
-        lines += resolve(config, pinned)[1]
+        lines += resolve(config, wanted)[1]
     if notes.misfits:
         lines += [f"{sum(m.layouts for _, m in notes.misfits)} need too much memory; nearest:"]
-        lines += [f"  {who}: {m.family.describe()}: {m.reason}" for who, m in _nearest(notes)]
+        lines += [f"  {who}: {m.describe()}: {m.reason}" for who, m in _nearest(notes)]
         lines += ["Use more GPUs, a smaller training.seq_len, or GPUs with more memory."]
     return PlanError("\n".join([*lines, *_illegal(notes)]))
 
@@ -89,7 +92,8 @@ def _engines(found: Found) -> dict[str, str]:
     for each in every:
         if each.engine not in best or each.step_s < best[each.engine].step_s:
             best[each.engine] = each
-    return {name: _verdict(found, best.get(name), name) for name in searched(found.config)}
+    verdicts = {name: _verdict(found, best.get(name), name) for name in searched(found.config)}
+    return {**verdicts, **left_out(found.config)}
 
 
 def _verdict(found: Found, best: Scored | None, name: str) -> str:
@@ -97,9 +101,16 @@ def _verdict(found: Found, best: Scored | None, name: str) -> str:
         return "chosen"
     if best is not None:
         return f"its best here: {_behind(found.chosen, best)}"
-    if misfits := [m for who, m in found.notes.misfits if who.split(":")[0] == name]:
-        nearest = min(misfits, key=lambda misfit: misfit.over)
-        return f"nothing better fits; nearest: {nearest.family.describe()}: {nearest.reason}"
-    if name in found.notes.illegal:
-        return f"refused: {found.notes.illegal[name][0]}"
-    return "nothing that is better"
+    if name in found.notes.fitting:
+        return "fits, but nothing of it is faster, or takes less memory in the time"
+    if misfits := [(who, m) for who, m in found.notes.misfits if who.split(":")[0].split()[0] == name]:
+        who, nearest = min(misfits, key=lambda row: row[1].over)
+        return f"nothing fits; nearest: {who}: {nearest.describe()}: {nearest.reason}"
+    return f"refused: {(found.notes.illegal.get(name) or _as_pinned(found.config, name))[0]}"
+
+
+def _as_pinned(config: RunConfig, engine: str) -> list[str]:
+    """What an engine that has no layout at all has against what is pinned."""
+    config, wanted = next(variants(config, ENGINES[engine], pinned(config)))
+    layouts, faults = resolve(config, wanted)
+    return [*engine_faults(config, layouts, engine), *faults, "no layout of it has whole parts"]

@@ -52,9 +52,14 @@ def batches(
     """
     total, shared = config.training.global_batch, config.training.micro_batch
     trunk, num = config.model.trunk, config.training.num_microbatches
+
+    def passes(name: str, dp: int) -> int | None:
+        """The trunk's number, and where nothing is said of the micro-batch the others' too."""
+        follows = num and not (shared or wanted[name].micro_batch) and total % (num * dp) == 0
+        return num if name == trunk or follows else None
+
     asked = [
-        _Asked(name, dp, wanted[name].micro_batch, shared, num if name == trunk else None)
-        for name, dp in replicas.items()
+        _Asked(name, dp, wanted[name].micro_batch, shared, passes(name, dp)) for name, dp in replicas.items()
     ]
     wrong = [each for each in asked if not each.holds(total)]
     found = {each.name: _sizes(each, total) for each in asked}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
+from dslaunch.hardware.corrections import Correction
+from dslaunch.hardware.efficiency import Tables
 from dslaunch.hardware.software import OF_ENGINE, Software
 from dslaunch.model.params import Counts, counts, trained_layers
 from dslaunch.model.passes import Pass
@@ -26,6 +29,10 @@ class Case:
     layout: Layout
     grad_accum_dtype: str
     software: Software
+
+    def correction(self, tables: Tables) -> Correction:
+        """What the site's own runs correct of the ledgers."""
+        return tables.corrected(self.config.cluster.gpu.name, self.software.family, self.engine.deepspeed)
 
     @cached_property
     def component(self) -> Component:
@@ -81,8 +88,7 @@ class Case:
     @property
     def expert_states(self) -> StateBytes:
         """Of routed experts, each of which stands on ep x etp of a stage's ranks once."""
-        layout = self.layout
-        return self._states(max(1, layout.shard * layout.tp // (layout.ep * layout.etp)))
+        return self._states(self.layout.expert_shard)
 
     def _states(self, shard: int) -> StateBytes:
         layout = self.layout
@@ -112,7 +118,11 @@ class Case:
         return any(model.components[name].train != "nothing" for name in _upstream(self.config, self.name))
 
     def first_layer(self, stage: int) -> int:
-        return sum(self.layout.layers_per_stage[:stage])
+        return self._first_layers[stage]
+
+    @cached_property
+    def _first_layers(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate(self.layout.layers_per_stage, initial=0))
 
     def counts(self, stage: int) -> Counts:
         """Parameters on a rank of the stage, by how they are kept."""
@@ -163,7 +173,7 @@ def cases(
     Args:
         software: what runs; the engine's usual layers where it is None.
     """
-    runs = software or OF_ENGINE[engine.name]
+    runs = software or replace(OF_ENGINE[engine.name], dispatcher=config.strategy.dispatcher)
     return {n: Case(config, engine, n, layout, grad_accum_dtype, runs) for n, layout in layouts.items()}
 
 

@@ -62,6 +62,9 @@ class _Speeds:
 
     device: Device
     passes: float
+    score_passes: float
+    """Of unfused attention's scores: Megatron's kernel scales, masks and normalises at once
+    (megatron/fused_kernels)."""
     width: int
     narrow: bool
     fused: bool
@@ -71,9 +74,11 @@ def speeds(case: Case, tables: Tables) -> _Speeds:
     """The GPU and the software of a case."""
     software = case.software
     passes = tables.family(software.family, case.engine.deepspeed).passes
+    fused_scores = software.family == "megatron"
     return _Speeds(
         device(case.config.cluster.gpu, tables, case.config.training.precision, software),
         passes * (_COMPILED_PASSES if software.compiled else 1.0),
+        1.0 if fused_scores else passes,
         case.width,
         software.fp8 != "none",
         software.flash_attention,
@@ -99,6 +104,17 @@ def ends_spent(case: Case, stage: int, at: _Speeds) -> Spent:
     if stage == case.layout.pp - 1:
         found += _end(case.component, batch(case), True, at)
     return found
+
+
+def whole_spent(case: Case, at: _Speeds) -> Spent:
+    """Of a whole component, all its stages together."""
+    return _whole(case.component, batch(case), sum(case.layout.layers_per_stage), at)
+
+
+@lru_cache(maxsize=4096)
+def _whole(component: Component, of: Batch, layers: int, at: _Speeds) -> Spent:
+    ends = _end(component, of, False, at) + _end(component, of, True, at)
+    return _layers(component, of, 0, layers, at) + ends
 
 
 def started_at(case: Case) -> float:
@@ -168,14 +184,14 @@ def _spent(work: Work, at: _Speeds) -> Spent:
         once = (
             gpu.core(part.flops, part.head, part.keys)
             if at.fused
-            else sum(gpu.gemm(gemm, width) for gemm in part.unfused)
+            else sum(gpu.batched(gemm, width) for gemm in part.unfused)
         )
         core += once
         inputs += once * (_FLASH_BACKWARD if at.fused else 2.0)
     per_element = width * at.passes / gpu.memory
-    core += work.squares[0] * per_element
+    per_score = width * at.score_passes / gpu.memory
+    core += work.squares[0] * per_score
     light = work.elements[0] * per_element + work.kernels[0] * _GAP + work.flops / gpu.peak
-    inputs += (
-        (work.elements[1] + work.squares[1]) * per_element + work.kernels[1] * _GAP + work.flops / gpu.peak
-    )
+    inputs += work.elements[1] * per_element + work.squares[1] * per_score
+    inputs += work.kernels[1] * _GAP + work.flops / gpu.peak
     return Spent(products, core, light, inputs, weights + work.flops / gpu.peak, work.kernels[0])

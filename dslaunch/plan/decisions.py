@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dslaunch.engines.base import Engine
-from dslaunch.planfile import ClusterPlan, FilesPlan, LauncherPlan, ProgramPlan, TrainingPlan
+from dslaunch.hardware.topology import tensor_domain
+from dslaunch.planfile import ClusterPlan, FilesPlan, LauncherPlan, ProgramPlan, SupervisionPlan, TrainingPlan
 from dslaunch.schema.config import RunConfig
 
 RUNTIME = "dslaunch.runtime"
@@ -33,6 +34,8 @@ def training_plan(config: RunConfig, grad_accum_dtype: str) -> TrainingPlan:
         warmup_steps=optimizer.warmup_steps,
         lr_schedule=optimizer.schedule,
         min_lr=optimizer.min_lr,
+        lr_decay_steps=optimizer.decay_steps or 0,
+        lr_decay_shape=optimizer.decay_shape or "linear" if optimizer.schedule == "wsd" else "",
     )
 
 
@@ -47,6 +50,7 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
             gpus_per_node=cluster.slots,
             local=cluster.local,
             hosts=cluster.hosts,
+            nvlink_domain=tensor_domain(cluster) if cluster.node.nvlink_domain > 1 else 1,
         ),
         {
             "program": _program(config, engine),
@@ -58,16 +62,42 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
                 confirm_above=launcher.confirm_above,
                 timeout_minutes=launcher.timeout_minutes,
                 pass_env=launcher.pass_env,
+                continuations=launcher.slurm.continuations,
+                runner=launcher.runner,
+                transport=launcher.transport,
+                include=launcher.include,
+                exclude=launcher.exclude,
+                hosts_command=launcher.hosts_command,
+                subnet=launcher.subnet,
+                connections=launcher.connections,
+                lost_after_s=launcher.lost_after_s,
             ),
             "files": FilesPlan(
                 data_path=config.data.path,
                 tokenizer=config.data.tokenizer,
                 weights=config.model.weights,
                 checkpoint_dir=config.checkpoint.dir,
-                checkpoint_every=config.checkpoint.every,
+                checkpoint_every=config.checkpoint.every if isinstance(config.checkpoint.every, int) else 0,
                 checkpoint_load=config.checkpoint.load,
             ),
+            "supervision": _supervision(config, engine),
         },
+    )
+
+
+def _supervision(config: RunConfig, engine: Engine) -> SupervisionPlan:
+    """Restarts begin at the newest checkpoint; without any, each would repeat the whole run."""
+    restart, watchdog = config.restart, config.watchdog
+    reports_steps = _program(config, engine).module == RUNTIME
+    start = watchdog.start_minutes
+    return SupervisionPlan(
+        restart_max=restart.max if restart.max is not None else 3 if config.checkpoint.every else 0,
+        restart_wait_s=restart.wait_s,
+        restart_actions={str(cause): str(action) for cause, action in restart.actions.items()},
+        spares=restart.spares,
+        watchdog_minutes=watchdog.minutes,
+        watchdog_start_minutes=start if start is not None else 60.0 if reports_steps else 0.0,
+        node_mtbf_hours=config.cluster.mtbf_hours,
     )
 
 

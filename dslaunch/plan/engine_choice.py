@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dslaunch.engines.base import Engine, refusals
-from dslaunch.engines.deepspeed_modes import only_deepspeed
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.modes import only_elsewhere
 from dslaunch.engines.registry import ENGINES
 from dslaunch.engines.torch import only_torch
 from dslaunch.engines.versions import named
@@ -29,7 +29,7 @@ def engine_faults(config: RunConfig, layouts: Mapping[str, Layout], name: str) -
         *_not_allowed(config, name),
         *refusals(engine, layouts, config.strategy.sharding, training.precision, training.schedule, decoders),
         *engine.limits(config, layouts),
-        *only_deepspeed(config, name),
+        *only_elsewhere(config, name),
         *only_torch(config, name),
         *([] if engine.per_component else one_grid(config, layouts, name)),
     ]
@@ -38,7 +38,21 @@ def engine_faults(config: RunConfig, layouts: Mapping[str, Layout], name: str) -
 def candidates(config: RunConfig) -> list[str]:
     """The engines among which a search chooses."""
     asked = config.engine.name
-    return [asked] if asked != "auto" else [n for n in ENGINES if not _not_allowed(config, n)]
+    if asked != "auto":
+        return [asked]
+    out = left_out(config)
+    return [name for name in ENGINES if not _not_allowed(config, name) and name not in out]
+
+
+def left_out(config: RunConfig) -> dict[str, str]:
+    """Engines that a search passes over, with the reason: they run nothing but an entry that nobody has named."""
+    if config.engine.name != "auto" or config.goal.engines or config.script or config.module:
+        return {}
+    return {
+        name: f"not searched: it runs {engine.program}; name it, or say engine={name}"
+        for name, engine in ENGINES.items()
+        if engine.own_entry
+    }
 
 
 def choose(

@@ -10,6 +10,7 @@ from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.modes import modes
 from dslaunch.engines.versions import named
+from dslaunch.hardware.corrections import NONE, own_bands
 from dslaunch.hardware.efficiency import Tables
 from dslaunch.model import params as counts
 from dslaunch.plan import memory
@@ -19,8 +20,10 @@ from dslaunch.plan.profile import added, fullest, fullest_node_gib, profile
 from dslaunch.plan.time import StepTime, step_time
 from dslaunch.planfile import (
     Band,
+    Calibration,
     Candidate,
     ComponentPlan,
+    EarlierRun,
     EnginePlan,
     Finding,
     MemoryGib,
@@ -48,6 +51,10 @@ class Evaluated:
     host_gib: float
     time: StepTime
 
+    @property
+    def trunk(self) -> Case:
+        return next(case for case in self.cases.values() if case.is_trunk)
+
     def describe(self) -> str:
         """The layouts in words; components that share one are named together."""
         names: dict[str, list[str]] = {}
@@ -74,7 +81,10 @@ def evaluate(
     """The ledgers of `layouts`; every key in them is legal for `engine`."""
     by_name = cases(config, engine, layouts, grad_accum_dtype)
     ledger = {
-        name: tuple(memory.stage_memory(case, stage) for stage in range(case.layout.pp))
+        name: tuple(
+            memory.stage_memory(case, stage, case.correction(tables).memory)
+            for stage in range(case.layout.pp)
+        )
         for name, case in by_name.items()
     }
     host = {
@@ -140,7 +150,11 @@ def to_prediction(
     step, gpus = found.time.step_s, config.cluster.world_size
     gpu = config.cluster.gpu
     peak = gpu.peak_tflops.get(config.training.precision, gpu.peak_tflops.get("fp32", 1.0)) * 1e12 * gpus
-    reserved = sum(memory.reserved_gib(found.cases[name], stage) for name, stage in found.on_worst_rank())
+    corrected = found.trunk.correction(tables)
+    reserved = corrected.memory * sum(
+        memory.reserved_gib(found.cases[name], stage) for name, stage in found.on_worst_rank()
+    )
+    sha256 = hashlib.sha256(to_json(plan).encode()).hexdigest()
     return Prediction(
         components={name: _stage_predictions(found, name) for name in found.cases},
         overhead_gib=found.overhead_gib,
@@ -162,21 +176,52 @@ def to_prediction(
         usd_per_step=_price(config, step),
         band=_band_words(found, tables),
         memory_band=memory_band(found, tables),
-        time_band=tables.time_bands.get(_family(found)),
+        time_band=time_band(found, tables),
         findings=tuple(findings),
         candidates=tuple(candidates),
         tables_sha256=tables.sha256(),
-        plan_sha256=hashlib.sha256(to_json(plan).encode()).hexdigest(),
+        plan_sha256=sha256,
+        calibration=_calibration(found, tables, sha256),
     )
 
 
 def memory_band(found: Evaluated, tables: Tables) -> Band | None:
-    """The band of the software that runs the plan."""
-    return tables.memory_bands.get(_family(found))
+    """The band of the software that runs the plan: that of the site's own runs, or of published ones."""
+    own, published = _own_bands(found, tables), tables.memory_bands.get(found.trunk.software.family)
+    return own[1] if own and own[1] else published
 
 
-def _family(found: Evaluated) -> str:
-    return next(case.software.family for case in found.cases.values() if case.is_trunk)
+def time_band(found: Evaluated, tables: Tables) -> Band | None:
+    """The same of the step."""
+    own = _own_bands(found, tables)
+    return own[0] if own else tables.time_bands.get(found.trunk.software.family)
+
+
+def _own_bands(found: Evaluated, tables: Tables) -> tuple[Band, Band | None] | None:
+    corrected, family = found.trunk.correction(tables), found.trunk.software.family
+    if not corrected.runs:
+        return None
+    return own_bands(corrected, tables.time_bands.get(family), tables.memory_bands.get(family))
+
+
+def _calibration(found: Evaluated, tables: Tables, plan_sha256: str) -> Calibration | None:
+    case = found.trunk
+    corrected = case.correction(tables)
+    if corrected == NONE:
+        return None
+    return Calibration(
+        key=tables.key(case.config.cluster.gpu.name, case.software.family, case.engine.deepspeed),
+        time=corrected.time,
+        memory=corrected.memory,
+        runs=len(corrected.runs),
+        plans=corrected.plans,
+        shipped_sha256=tables.shipped_sha256(),
+        measured=tuple(
+            EarlierRun(run.run, run.step_s, run.memory_gib)
+            for run in corrected.runs
+            if run.plan_sha256 == plan_sha256
+        ),
+    )
 
 
 def _band_words(found: Evaluated, tables: Tables) -> str:
@@ -185,7 +230,7 @@ def _band_words(found: Evaluated, tables: Tables) -> str:
     if memory := memory_band(found, tables):
         low, high = found.peak_gib * memory.low, found.peak_gib * memory.high
         words.append(f"memory {low:.1f} to {high:.1f} GiB ({memory.describe()})")
-    if time := tables.time_bands.get(_family(found)):
+    if time := time_band(found, tables):
         low, high = found.time.step_s * time.low, found.time.step_s * time.high
         words.append(f"step {low:.3g} to {high:.3g} s ({time.describe()})")
     return f"band: {'; '.join(words)}" if words else NO_BAND
@@ -219,6 +264,7 @@ def _component_plan(case: Case) -> ComponentPlan:
         weight_decay=optimizer.weight_decay if component.weight_decay is None else component.weight_decay,
         layers_per_stage=layout.layers_per_stage,
         stages=tuple(stages),
+        etp=layout.expert_tp or 0,
     )  # fmt: skip
 
 

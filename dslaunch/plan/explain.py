@@ -15,37 +15,32 @@ from dslaunch.plan.evaluate import Evaluated, evaluate
 from dslaunch.plan.front import Scored
 from dslaunch.plan.goals import grown, resized
 from dslaunch.plan.remedies import with_training
-from dslaunch.plan.search import Found, search
-from dslaunch.plan.space import scheduled
+from dslaunch.plan.search import Found, search, settled
 from dslaunch.planfile import Prediction
 from dslaunch.schema.config import RunConfig
 
+_SEEN = 0.001
+"""Of a step: what is less is not told."""
 _MOST_TIMES = 64
 """As much larger as the given one is the largest cluster that is looked at."""
 
 
-def explain(config: RunConfig, prediction: Prediction, tables: Tables) -> list[str]:
+def explain(config: RunConfig, free: RunConfig, prediction: Prediction, tables: Tables) -> list[str]:
     """Sentences, in the order in which they are read.
 
     Args:
         config: as it was given, before a search decided anything of it.
-        prediction: what the plan of it predicts.
+        free: the same words with strategy=auto.
+        prediction: what the plan of `config` predicts.
     """
-    free = _free(config)
-    found = search(config if config.strategy.name == "auto" else free, layouts_of.pinned(free), tables)
+    found = search(free, layouts_of.pinned(free), tables)
     lines = []
     if config.strategy.name != "auto":
         lines.append(_pinned(found if isinstance(found, Found) else None, prediction))
     elif isinstance(found, Found):
-        lines += [*_why(found, tables), *_what_changes(config, found, tables)]
-    return [*lines, _smallest(free, tables)]
-
-
-def _free(config: RunConfig) -> RunConfig:
-    """The same, searched for throughput, with what the user set of single components."""
-    goal = config.goal.model_copy(update={"name": "throughput", "tokens": None, "days": None})
-    strategy = config.strategy.model_copy(update={"name": "auto"})
-    return config.model_copy(update={"strategy": strategy, "goal": goal})
+        lines += [*_why(found, prediction, tables), *_what_changes(config, found, tables)]
+    goal = free.goal.model_copy(update={"name": "throughput", "tokens": None, "days": None})
+    return [*lines, _smallest(free.model_copy(update={"goal": goal}), tables)]
 
 
 def _pinned(found: Found | None, prediction: Prediction) -> str:
@@ -59,18 +54,22 @@ def _pinned(found: Found | None, prediction: Prediction) -> str:
     )
 
 
-def _why(found: Found, tables: Tables) -> Iterator[str]:
-    chosen = found.chosen
+def _why(found: Found, prediction: Prediction, tables: Tables) -> Iterator[str]:
+    chosen, mine = found.chosen, _terms(_evaluated(found.config, found.chosen, tables))
     yield (
-        f"{words(chosen)} won by goal {found.goal}. {found.notes.considered:,} layouts were covered; it takes "
-        f"{chosen.step_s:.3g} s a step and {chosen.peak_gib:.1f} GiB."
+        f"{words(chosen)} won by goal {found.goal}; {found.notes.considered:,} layouts were covered. It takes "
+        f"{chosen.step_s:.3g} s a step and {chosen.peak_gib:.1f} of {prediction.memory_limit_gib:.1f} GiB."
+    )
+    yield (
+        f"Of the step, the trunk's slowest stage spends {_shares(mine)}; its stages idle {prediction.bubble:.0%} "
+        "on average."
     )
     others = [each for each in found.front.best if each is not chosen]
     if not others:
         yield "No other way to cut the trunk fits."
         return
     second = others[0]
-    mine, theirs = (_terms(_evaluated(found.config, each, tables)) for each in (chosen, second))
+    theirs = _terms(_evaluated(found.config, second, tables))
     yield (
         f"The next best is {words(second)}: {second.step_s:.3g} s, {second.peak_gib:.1f} GiB. On its slowest "
         f"stage of the trunk, against the winner's: {_differences(mine, theirs)}."
@@ -80,18 +79,26 @@ def _why(found: Found, tables: Tables) -> Iterator[str]:
 def _differences(mine: Mapping[str, float], theirs: Mapping[str, float]) -> str:
     """The terms that differ most, such as `tp +0.412 s, pp -0.031 s`."""
     apart = {term: theirs[term] - mine[term] for term in mine}
-    largest = sorted(apart, key=lambda term: -abs(apart[term]))[:3]
-    return ", ".join(f"{term} {apart[term]:+.3g} s" for term in largest)
+    seen = [term for term in apart if abs(apart[term]) >= _SEEN * sum(mine.values())]
+    largest = sorted(seen, key=lambda term: -abs(apart[term]))[:3]
+    return ", ".join(f"{term} {apart[term]:+.3g} s" for term in largest) or "the same"
+
+
+def _shares(terms: Mapping[str, float]) -> str:
+    """Such as `compute 71 %, recompute 18 %, tp 9 %`, the largest first."""
+    whole = sum(terms.values())
+    largest = sorted(terms, key=lambda term: -terms[term])
+    return ", ".join(f"{term} {terms[term] / whole:.0%}" for term in largest if terms[term] >= 0.005 * whole)
 
 
 def _terms(found: Evaluated) -> Mapping[str, float]:
-    """Seconds of the trunk's slowest stage, by term."""
-    trunk = next(name for name, case in found.cases.items() if case.is_trunk)
-    return max(found.time.stages[trunk], key=lambda terms: sum(terms.values()))
+    """Seconds of a step on the trunk's slowest stage, by term; `waiting` is for other stages and components."""
+    terms = max(found.time.stages[found.trunk.name], key=lambda terms: sum(terms.values()))
+    return {**terms, "waiting": found.time.step_s - sum(terms.values())}
 
 
 def _evaluated(config: RunConfig, scored: Scored, tables: Tables) -> Evaluated:
-    config = scheduled(config, scored.schedule)
+    config = settled(config, scored)
     engine = ENGINES[scored.engine]
     dtype, _ = grad_accum(config, engine, scored.layouts)
     return evaluate(config, engine, scored.layouts, dtype, tables)
@@ -106,13 +113,22 @@ def _what_changes(config: RunConfig, found: Found, tables: Tables) -> Iterator[s
             continue
         if not isinstance(other, Found):
             yield f"{what}: nothing fits."
-        elif words(other.chosen) == words(found.chosen):
-            yield f"{what}: the same layout, {other.chosen.step_s:.3g} s a step."
         else:
+            same = words(other.chosen) == words(found.chosen)
+            layout = "the same layout" if same else words(other.chosen)
             yield (
-                f"{what}: {words(other.chosen)}, {other.chosen.step_s:.3g} s a step, "
+                f"{what}: {layout}: {other.chosen.step_s:.3g} s a step, x{_by_sample(other, found):.2f} a sample, "
                 f"{other.chosen.peak_gib:.1f} GiB."
             )
+
+
+def _by_sample(other: Found, found: Found) -> float:
+    """GPU time that a sample takes, by what it takes of the plan."""
+    one, two = (
+        each.chosen.step_s * each.config.cluster.world_size / each.config.training.global_batch
+        for each in (found, other)
+    )
+    return two / one
 
 
 def _changes(config: RunConfig, found: Found) -> Iterator[tuple[str, RunConfig]]:
@@ -120,6 +136,11 @@ def _changes(config: RunConfig, found: Found) -> Iterator[tuple[str, RunConfig]]
     memory = 2 * cluster.gpu.memory_gib
     larger = cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"memory_gib": memory})})
     yield f"With GPUs of {memory:g} GiB", config.model_copy(update={"cluster": larger})
+    if cluster.network is not None and cluster.node_count > 1:
+        speed = 2 * cluster.network.gb_per_s
+        network = cluster.network.model_copy(update={"gb_per_s": speed})
+        faster = cluster.model_copy(update={"network": network})
+        yield f"With a network of {speed:g} GB/s a GPU", config.model_copy(update={"cluster": faster})
     yield f"With training.global_batch={2 * batch}", with_training(config, global_batch=2 * batch)
     others = tuple(name for name in candidates(config) if name != found.chosen.engine)
     if others:

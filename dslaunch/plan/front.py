@@ -24,16 +24,30 @@ class Scored:
     layouts: Mapping[str, Layout]
     peak_gib: float
     step_s: float
+    sharding: str
+    shard: int | None
+    """Ranks that share one copy of the states under hsdp."""
 
     @property
     def point(self) -> tuple[float, float]:
         return self.peak_gib, self.step_s
 
     @property
+    def who(self) -> str:
+        """The engine, and who shards where it is not the engine: `torch hsdp over 8`."""
+        return named(self.engine, self.sharding, self.shard)
+
+    @property
     def kind(self) -> tuple[object, ...]:
         """What tells it from others that are shown: the engine, and how the trunk is cut."""
         layout = self.layouts[self.trunk]
-        return self.engine, layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.dp
+        return self.engine, self.sharding, layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.dp
+
+
+def named(engine: str, sharding: str, shard: int | None) -> str:
+    """Such as `megatron`, `torch fsdp2`, `torch hsdp over 8`."""
+    who = engine if sharding == "zero" else f"{engine} {sharding}"
+    return f"{who} over {shard}" if shard else who
 
 
 @dataclass

@@ -22,8 +22,8 @@ from dslaunch.plan.grids import spread_faults
 from dslaunch.plan.notes import Notes
 from dslaunch.plan.options import Misfit, Setting, fitting
 from dslaunch.plan.profile import Profile, added, fullest, fullest_node_gib
-from dslaunch.plan.space import Family, Group
-from dslaunch.plan.time import step_time
+from dslaunch.plan.space import Family, Group, scheduled
+from dslaunch.plan.time import model_flops
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
 
@@ -113,14 +113,25 @@ def pieces(
     offloads: Sequence[str],
     promising: Callable[[float, float], bool],
     notes: Notes,
+    others: Sequence[Group] = (),
 ) -> list[Piece]:
-    """What none beats of the group's options, the fastest first."""
+    """What none beats of the group's options that the engine executes, the fastest first.
+
+    Args:
+        others: groups that the engine judges together with this one.
+    """
     found: list[Piece] = []
-    who = f"{setting.engine.name}: {'+'.join(group.pins)}"
+    who = f"{setting.who}: {'+'.join(group.pins)}"
     comparable = not setting.engine.towers_apart
     for family in space.families(setting.config, setting.engine, group, offloads):
         schedule = space.schedule(setting.config, family)
-        notes.considered += len(space.batches(setting.config, group, family)) * len(space.recomputes(group))
+        layouts = len(space.batches(setting.config, group, family)) * len(space.recomputes(group))
+        if against := _family_faults(setting, group, family, others, offloads):
+            notes.refuse(setting.engine.name, against, layouts)
+            continue
+        notes.considered += layouts
+        if not _takes_type(setting, family):
+            continue
         single = [(p.peak_gib, p.step_s) for p in found if len(p.ranks) == 1]
 
         def useful(gib: float, seconds: float, known: list[tuple[float, float]] = single) -> bool:
@@ -137,14 +148,15 @@ def pieces(
 
 
 def ideal_s(setting: Setting, group: Group) -> float:
-    """Seconds of a step that the group's model FLOPs take at its ranks' dense peak: no layout is faster."""
+    """Seconds of a step that the group's model FLOPs take at its dense peak: none is predicted faster."""
     gpu = setting.config.cluster.gpu
     chosen = _first(setting, group, ("none", "cpu", "cpu_params"), None)
     assert chosen is not None, "the arrangement holds only what the group fills"
     laid = space.layouts(setting.config, group, chosen[0], "none", chosen[1])
     every = cases(setting.config, setting.engine, laid, setting.dtype)
     rate = max(gpu.peak_tflops.values()) * 1e12
-    return step_time(every, setting.tables).model_flops / (group.ranks * rate)
+    faster = min(1.0, next(iter(every.values())).correction(setting.tables).time)
+    return faster * sum(model_flops(case) for case in every.values()) / (group.ranks * rate)
 
 
 def merged(setting: Setting, parts: Sequence[list[Piece]]) -> list[Piece]:
@@ -176,21 +188,39 @@ def go_together(engine: Engine, trunk: Piece, side: Piece) -> bool:
 
 
 def faults(setting: Setting, arranged: Sequence[Group], offloads: Sequence[str]) -> list[str]:
-    """What the engine has against one choice of each group; the others differ in nothing that it looks at."""
-    chosen: list[tuple[Group, Family, tuple[int, int]]] = []
+    """What stands against an arrangement, whatever the layouts: where the groups stand."""
+    laid: dict[str, Layout] = {}
     for group in arranged:
-        samples = chosen[0][2][0] * chosen[0][1].dp if chosen and setting.engine.towers_apart else None
-        if (first := _first(setting, group, offloads, samples)) is None:
+        if (first := _first(setting, group, offloads, None)) is None:
             return []
-        chosen.append((group, *first))
-    laid = {
-        name: layout
-        for group, family, size in chosen
-        for name, layout in space.layouts(setting.config, group, family, "none", size).items()
-    }
-    ordered = {name: laid[name] for name in setting.config.model.components}
-    spread = spread_faults(setting.config, ordered)
-    return spread or engine_faults(setting.config, ordered, setting.engine.name)
+        laid |= space.layouts(setting.config, group, first[0], "none", first[1])
+    return spread_faults(setting.config, {name: laid[name] for name in setting.config.model.components})
+
+
+def _family_faults(
+    setting: Setting, group: Group, family: Family, others: Sequence[Group], offloads: Sequence[str]
+) -> list[str]:
+    """What the engine has against a family of one group, whatever recompute and micro-batch.
+
+    Where it judges groups together, a size of the family is taken with which each of the others has a layout for
+    the same samples.
+    """
+    config = scheduled(setting.config, space.schedule(setting.config, family))
+    for size in space.batches(config, group, family):
+        beside = [(other, _first(setting, other, offloads, size[0] * family.dp)) for other in others]
+        laid = space.layouts(config, group, family, "none", size)
+        for other, first in beside:
+            if first is not None:
+                laid |= space.layouts(config, other, first[0], "none", first[1])
+        if all(first is not None for _, first in beside):
+            return engine_faults(config, laid, setting.engine.name)
+    return []
+
+
+def _takes_type(setting: Setting, family: Family) -> bool:
+    """Whether gradients of a family can be of the type that all of the model's are accumulated in."""
+    precision = setting.config.training.precision
+    return setting.dtype in (precision, *setting.engine.grad_accum_choices(precision, family.zero))
 
 
 def _first(

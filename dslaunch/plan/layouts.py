@@ -18,7 +18,8 @@ from dslaunch.model.tokens import own_tokens
 from dslaunch.plan.batch import batches, not_whole
 from dslaunch.plan.grids import spread_faults
 from dslaunch.schema.config import RunConfig
-from dslaunch.schema.model import Decoder
+from dslaunch.schema.deepspeed import Nvme
+from dslaunch.schema.model import Component, Decoder
 from dslaunch.schema.strategy import ComponentStrategy
 
 
@@ -55,7 +56,18 @@ def resolve(
         found += _schedule_faults(config, name, layout)
     if not faults:
         found += spread_faults(config, layouts)
-    return layouts, faults + found + sequence_faults(config, layouts) + _mesh_faults(config, layouts)
+    found += sequence_faults(config, layouts) + _mesh_faults(config, layouts) + _unread_nvme(config, layouts)
+    return layouts, faults + found
+
+
+def _unread_nvme(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """Settings of NVMe where nothing goes there."""
+    if config.strategy.nvme == Nvme() or any(layout.offload.startswith("nvme") for layout in layouts.values()):
+        return []
+    return [
+        "strategy.nvme is set, but no component's offload is nvme or nvme_params, so nothing would read it; set "
+        "strategy.every.offload=nvme, or leave strategy.nvme out"
+    ]
 
 
 def training_faults(config: RunConfig) -> list[str]:
@@ -169,6 +181,7 @@ def layout_of(
         num_microbatches=sizes[1],
         rank_offset=want.rank_offset or 0,
         layers_per_stage=want.layers_per_stage or tuple([layers // pp] * pp),
+        expert_tp=None if want.etp in (None, want.tp or 1) else want.etp,
         shard_size=shard_size(config),
     )  # fmt: skip
 
@@ -188,13 +201,28 @@ def _shape_faults(config: RunConfig, name: str, want: ComponentStrategy) -> list
             f"{key}.tp is {tp}: groups of {tp} do not fill the {domain} GPUs that a fast link "
             "joins; some would cross it"
         )
-    if wrong := shapes.legal_tp(component, tp, most=domain):
+    if wrong := shapes.legal_tp(component, tp, most=domain, experts_apart=want.etp is not None):
         faults.append(f"{key}.tp is {tp}: {wrong}")
     if wrong := shapes.legal_ep(component, want.ep or 1):
         faults.append(f"{key}.ep is {want.ep}: {wrong}")
+    faults += _expert_cut_faults(key, component, want.etp, domain)
     if wrong := shapes.legal_pp(component, pp, vpp, want.layers_per_stage):
         faults.append(f"{key}.pp is {pp}: {wrong}")
     return faults
+
+
+def _expert_cut_faults(key: str, component: Component, etp: int | None, domain: int) -> list[str]:
+    """An etp that does not cut the experts, or whose ranks exchange in every layer over the slow network."""
+    if etp is None:
+        return []
+    if wrong := shapes.legal_etp(component, etp, domain):
+        return [f"{key}.etp is {etp}: {wrong}"]
+    if domain % etp:
+        return [
+            f"{key}.etp is {etp}: groups of {etp} do not fill the {domain} GPUs that a fast link joins; some "
+            "would cross it"
+        ]
+    return []
 
 
 def _data_parallel(config: RunConfig, name: str, want: ComponentStrategy) -> tuple[int | None, list[str]]:

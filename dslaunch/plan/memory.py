@@ -24,8 +24,12 @@ MEGATRON_ALLOCATED = 0.96
 """Share of reserved memory that is allocated, under Megatron's layers."""
 
 
-def stage_memory(case: Case, stage: int) -> MemoryGib:
-    """Bytes of one stage of one component on one of its ranks, in GiB, at the fullest moment of a step."""
+def stage_memory(case: Case, stage: int, factor: float = 1.0) -> MemoryGib:
+    """Bytes of one stage of one component on one of its ranks, in GiB, at the fullest moment of a step.
+
+    Args:
+        factor: by which the site's own runs correct the ledger.
+    """
     held = case.counts(stage)
     terms = _states(case, stage, held)
     if case.software.family == "megatron":
@@ -33,7 +37,7 @@ def stage_memory(case: Case, stage: int) -> MemoryGib:
     else:
         made = {"gradients": terms["gradients"], "buffers": _made(case, held)}
         terms |= memory_torch.fullest(case, stage, held, _activations(case, stage)[0], made)
-    gib = {name: value / GIB for name, value in terms.items()}
+    gib = {name: value * factor / GIB for name, value in terms.items()}
     return MemoryGib(**gib, total=sum(gib.values()))
 
 
@@ -167,16 +171,18 @@ def _activations(case: Case, stage: int) -> tuple[float, float]:
 def _boundary(case: Case, stage: int) -> float:
     """Tensors kept for other stages or components.
 
-    In a pipeline: the output of the micro-batch under way and the gradient that comes back for it. With
-    encode-all, a component's outputs and their gradients wait for all micro-batches, and the trunk's first
-    stage holds the joined tokens of all its samples, and their gradients.
+    In a pipeline: the output of the micro-batch under way and the gradient that comes back for it; DeepSpeed's
+    keeps the outputs of all in flight until their backward (deepspeed/runtime/pipe/engine.py, pipe_buffers,
+    0.19.8). With encode-all, a component's outputs and their gradients wait for all micro-batches, and the
+    trunk's first stage holds the joined tokens of all its samples, and their gradients.
     """
     layout, config = case.layout, case.config
     hidden = width_out(case.component)
     total = 0.0
     if layout.pp > 1:
         cut = layout.tp if case.sequence_parallel else 1
-        total += 2 * case.samples * case.tokens * hidden * case.width / cut
+        kept = case.in_flight(stage) if case.engine.deepspeed and stage < layout.pp - 1 else 1
+        total += (kept + 1) * case.samples * case.tokens * hidden * case.width / cut
     if case.encode_all:
         tokens = sum(edge.tokens for edge in config.model.edges if edge.source == case.name)
         total += 2 * layout.num_microbatches * layout.micro_batch * tokens * hidden * case.width

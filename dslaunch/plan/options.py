@@ -10,7 +10,7 @@ tests/unit/test_search.py holds the ledgers to both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from dslaunch.engines.base import Engine
@@ -21,10 +21,11 @@ from dslaunch.model.params import trained_layers
 from dslaunch.model.tokens import Reads
 from dslaunch.plan import space
 from dslaunch.plan.case import Case, cases
+from dslaunch.plan.front import named
 from dslaunch.plan.memory import host_gib_per_rank, stage_memory
 from dslaunch.plan.profile import Profile, fullest_node_gib, profile
 from dslaunch.plan.space import Family, Group, scheduled
-from dslaunch.plan.time import span_s, step_time
+from dslaunch.plan.time import Known, least_s, span_s, step_time
 from dslaunch.planfile import MemoryGib
 from dslaunch.schema.components import Component, Mlp, Other
 from dslaunch.schema.config import RunConfig
@@ -45,6 +46,13 @@ class Setting:
     """GPU memory for the components, the overhead taken off."""
     overhead_gib: float
     """What a GPU holds beside the components."""
+    known: Known = field(default_factory=dict, compare=False)
+
+    @property
+    def who(self) -> str:
+        """The engine, and who shards where it is not the engine."""
+        strategy = self.config.strategy
+        return named(self.engine.name, strategy.sharding, strategy.shard)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +73,21 @@ class Option:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A family of which nothing fits."""
+    """Micro-batches of a family with which nothing fits."""
 
     family: Family
+    micro_batch: int
+    """The smallest of them."""
     reason: str
     """Its option with least memory, in figures."""
     over: float
     """What it needs by what there is."""
     layouts: int
     """How many it stands for."""
+
+    def describe(self) -> str:
+        """In words, such as `TP8 PP4 DP2 ZeRO-1 micro-batch 1`."""
+        return f"{self.family.describe()} micro-batch {self.micro_batch}"
 
 
 def fitting(
@@ -84,7 +98,7 @@ def fitting(
     *,
     whole_model: bool = False,
 ) -> Iterator[Option | Misfit]:
-    """The options of a family that fit, for each micro-batch the one that keeps most first; or the misfit.
+    """The options of a family that fit, for each micro-batch the one that keeps most first; or what does not fit.
 
     Args:
         promising: whether an option that takes at least so many GiB and seconds is of use; others may be left out.
@@ -119,11 +133,14 @@ def _of_sizes(
 
     least = _weighed(setting, laid(keeps[-1], sizes[0]), whole_model=whole_model)
     if not isinstance(least, Option):
-        yield Misfit(family, *least, layouts=len(sizes) * len(keeps))
+        yield Misfit(family, sizes[0][0], *least, layouts=len(sizes) * len(keeps))
         return
     for size in sizes:
         # Recompute only adds work: what runs with least of it bounds what runs with more.
-        seconds = _seconds(setting, laid(keeps[0], size))
+        fastest = laid(keeps[0], size)
+        if not promising(least.peak_gib, sum(least_s(case, setting.tables) for case in fastest.values())):
+            continue
+        seconds = _seconds(setting, fastest)
         if not promising(least.peak_gib, seconds):
             continue
         for recompute in keeps:
@@ -139,18 +156,26 @@ def _of_sizes(
 def _seconds(setting: Setting, every: Mapping[str, Case]) -> float:
     """Seconds that the components take of a step on their ranks, where they share them."""
     if len(every) > 1 and any(case.is_trunk for case in every.values()):
-        return step_time(every, setting.tables).step_s
-    return sum(span_s(case, setting.tables) for case in every.values())
+        return step_time(every, setting.tables, setting.known).step_s
+    return sum(span_s(case, setting.tables, setting.known) for case in every.values())
 
 
-def kinds(case: Case) -> list[tuple[object, ...]]:
-    """A key for each stage, the same for stages with the same layers, in one order, at the same end."""
-    layout, alike = case.layout, layer_kinds(case.component, case.reads, case.lowest_layer)
-    last, first, found = layout.pp - 1, 0, list[tuple[object, ...]]()
-    for stage, number in enumerate(layout.layers_per_stage):
-        found.append((alike[first : first + number], stage == 0, stage == last))
+def kinds(case: Case) -> tuple[int, ...]:
+    """A number for each stage, the same for stages with the same layers, in one order, at the same end."""
+    return _kinds(case.component, case.reads, case.lowest_layer, case.layout.layers_per_stage)
+
+
+@lru_cache(maxsize=4096)
+def _kinds(
+    component: Component, reads: Reads, lowest: int, layers_per_stage: tuple[int, ...]
+) -> tuple[int, ...]:
+    alike, last = layer_kinds(component, reads, lowest), len(layers_per_stage) - 1
+    first, found, numbers = 0, list[int](), dict[object, int]()
+    for stage, number in enumerate(layers_per_stage):
+        kind = (alike[first : first + number], stage == 0, stage == last)
+        found.append(numbers.setdefault(kind, len(numbers)))
         first += number
-    return found
+    return tuple(found)
 
 
 @lru_cache(maxsize=512)
@@ -174,19 +199,17 @@ def _weighed(setting: Setting, every: Mapping[str, Case], *, whole_model: bool) 
     """The option, or what it lacks in figures, and its need by what there is."""
     layout = next(iter(every.values())).layout
     moved = any(case.layout.offload != "none" for case in every.values())
-    keys = list(zip(*(kinds(case) for case in every.values()), strict=True))
-    if whole_model and not moved:
-        stages = sorted({keys.index(key) for key in keys})
-    else:
+    keys: list[tuple[object, ...]] = list(zip(*(kinds(case) for case in every.values()), strict=True))
+    if not whole_model or moved:
         keys = [(*key, *(case.in_flight(i) for case in every.values())) for i, key in enumerate(keys)]
-        stages = list(range(layout.pp))
     known: dict[object, float] = {}
-    for stage in stages:
-        if keys[stage] in known:
+    factor = next(iter(every.values())).correction(setting.tables).memory
+    for stage, key in enumerate(keys):
+        if key in known:
             continue
-        rows = {name: stage_memory(case, stage) for name, case in every.items()}
-        known[keys[stage]] = sum(row.total for row in rows.values())
-        if known[keys[stage]] > setting.limit_gib:
+        rows = {name: stage_memory(case, stage, factor) for name, case in every.items()}
+        known[key] = sum(row.total for row in rows.values())
+        if known[key] > setting.limit_gib:
             return _too_much(setting, rows, stage if layout.pp > 1 else None)
     if whole_model and not moved:
         return Option(every, (), max(known.values()))

@@ -13,9 +13,11 @@ from dslaunch.plan.engine_choice import choose, grad_accum
 from dslaunch.plan.evaluate import Evaluated, evaluate, memory_band, to_plan, to_prediction
 from dslaunch.plan.findings import chosen_freely, findings, fits
 from dslaunch.plan.goals import goal_faults, resized
+from dslaunch.plan.interval import planned_interval, with_interval
 from dslaunch.plan.joint import Wanted
 from dslaunch.plan.remedies import remedies
 from dslaunch.plan.search import Found, search
+from dslaunch.plan.sharding import sharded
 from dslaunch.plan.space import scheduled
 from dslaunch.planfile import Candidate, Plan, Prediction
 from dslaunch.schema.config import RunConfig
@@ -54,19 +56,21 @@ def plan(
     if accum_faults:
         raise PlanError("\n".join(accum_faults))
     result = evaluate(config, engine, layouts, accum, tables)
-    made = to_plan(config, result, engine, engines, accepted)
+    checkpoint = planned_interval(config, result.time.step_s)
+    made = with_interval(to_plan(config, result, engine, engines, accepted), config, checkpoint)
     notes = [
         *findings(config, engine, result, memory_band(result, tables), _what_fits(config, result, tables)),
         *(chosen_freely(config, result) if found else []),
     ]
     candidates = account.candidates(found) if found else (_chosen(config, result),)
     prediction = to_prediction(config, made, result, notes, candidates, tables)
-    return made, replace(prediction, search=account.report(found) if found else None)
+    return made, replace(prediction, search=account.report(found) if found else None, checkpoint=checkpoint)
 
 
 def settled(config: RunConfig, made: Plan) -> RunConfig:
-    """The configuration with what a search decided of it: how many nodes, and the order of micro-batches."""
-    return scheduled(resized(config, made.cluster.nodes), made.training.schedule)
+    """The configuration with what a search decided: how many nodes, the order of micro-batches, who shards."""
+    decided = scheduled(resized(config, made.cluster.nodes), made.training.schedule)
+    return sharded(decided, made.engine.sharding, made.engine.shard_size or None)
 
 
 def _searched(config: RunConfig, pinned: Wanted, tables: Tables) -> Found:

@@ -24,6 +24,7 @@ from dslaunch.plan.joint import Piece, Wanted
 from dslaunch.plan.memory import overhead_gib
 from dslaunch.plan.notes import Notes
 from dslaunch.plan.options import Misfit, Setting, fitting
+from dslaunch.plan.sharding import sharded, variants
 from dslaunch.plan.space import Family, Group, scheduled
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
@@ -69,7 +70,7 @@ def search(config: RunConfig, pinned: Wanted, tables: Tables) -> Found | Notes:
         taken = goals.decided(config, best)
         if taken is not None:
             chosen = best[taken]
-            sized = scheduled(goals.resized(config, taken), chosen.schedule)
+            sized = settled(goals.resized(config, taken), chosen)
             return Found(sized, chosen, fronts[taken], notes, goals.words(config, taken, given))
         if fast := [front.best[0] for front in fronts.values() if front.best]:
             raise goals.too_slow(config, min(fast, key=lambda each: each.step_s))
@@ -86,22 +87,43 @@ def front_of(
         if faults := version_faults(config, engine):
             notes.refuse(name, faults)
             continue
-        for setting in _settings(config, engine, pinned, tables):
-            for groups in joint.arrangements(config, engine, pinned):
-                if conflicts := [fault for group in groups for fault in group.faults()]:
-                    notes.refuse(name, conflicts)
-                elif len(groups) == 1:
-                    _alone(setting, groups[0], offloads, front, notes)
-                else:
-                    _together(setting, groups, offloads, front, notes)
+        for each, wanted in variants(config, engine, pinned):
+            for setting in _settings(each, engine, wanted, tables):
+                _under(setting, wanted, offloads, front, notes)
     return front
+
+
+def settled(config: RunConfig, found: Scored) -> RunConfig:
+    """The configuration with the schedule and the sharding that a candidate stands for."""
+    return sharded(scheduled(config, found.schedule), found.sharding, found.shard)
+
+
+def _under(setting: Setting, wanted: Wanted, offloads: Sequence[str], front: Front, notes: Notes) -> None:
+    """All of one setting, in each arrangement on the ranks."""
+    for groups in joint.arrangements(setting.config, setting.engine, wanted):
+        if conflicts := [fault for group in groups for fault in group.faults()]:
+            notes.refuse(setting.engine.name, conflicts)
+        elif len(groups) == 1:
+            _alone(setting, groups[0], offloads, front, notes)
+        else:
+            _together(setting, groups, offloads, front, notes)
+
+
+def _scored(
+    setting: Setting, schedule: str, layouts: Mapping[str, Layout], peak_gib: float, step_s: float
+) -> Scored:
+    """Layouts of the whole model; `peak_gib` has the overhead in it."""
+    strategy = setting.config.strategy
+    trunk, name = setting.config.model.trunk, setting.engine.name
+    return Scored(
+        name, schedule, trunk, layouts, peak_gib, step_s, strategy.sharding, layouts[trunk].shard_size
+    )
 
 
 def strategy_of(layout: Layout) -> ComponentStrategy:
     """The layout as a strategy that pins all of it."""
-    return ComponentStrategy.model_validate(
-        {key: getattr(layout, key) for key in ComponentStrategy.model_fields}
-    )
+    said = {key: getattr(layout, key) for key in ComponentStrategy.model_fields}
+    return ComponentStrategy.model_validate({**said, "etp": layout.expert_tp})
 
 
 def _settings(config: RunConfig, engine: Engine, pinned: Wanted, tables: Tables) -> Iterator[Setting]:
@@ -134,22 +156,22 @@ def _setting(
 
 def _alone(setting: Setting, group: Group, offloads: Sequence[str], front: Front, notes: Notes) -> None:
     """One layout for the whole model."""
-    name = setting.engine.name
-    over, trunk = setting.overhead_gib, setting.config.model.trunk
+    over = setting.overhead_gib
+
+    def wanted(gib: float, seconds: float) -> bool:
+        notes.fitting.add(setting.engine.name)
+        return front.wants(gib + over, seconds)
+
     for family in _legal_families(setting, group, offloads, notes):
         notes.considered += len(space.batches(setting.config, group, family)) * len(space.recomputes(group))
         schedule = space.schedule(setting.config, family)
-        for option in fitting(
-            setting, group, family, lambda gib, s: front.wants(gib + over, s), whole_model=True
-        ):
+        for option in fitting(setting, group, family, wanted, whole_model=True):
             if isinstance(option, Misfit):
-                notes.misfits.append((name, option))
+                notes.misfits.append((setting.who, option))
             elif front.wants(option.peak_gib + over, option.seconds) and _as_accumulated(
                 setting, option.layouts
             ):
-                front.add(
-                    Scored(name, schedule, trunk, option.layouts, option.peak_gib + over, option.seconds)
-                )
+                front.add(_scored(setting, schedule, option.layouts, option.peak_gib + over, option.seconds))
 
 
 def _legal_families(
@@ -185,17 +207,20 @@ def _together(
     shared = groups[0].ranks == setting.config.cluster.world_size
     if not shared and not front.may_win(joint.ideal_s(setting, groups[0])):
         return
+    judged = groups if setting.engine.towers_apart else []
     for group in groups[1:]:
-        parts.append(joint.pieces(setting, group, offloads, lambda gib, s: True, notes))
+        others = [other for other in judged if other is not group]
+        parts.append(joint.pieces(setting, group, offloads, lambda gib, s: True, notes, others))
     if not all(parts) or not (sides := joint.merged(setting, parts)):
         return
     least_s = sides[0].step_s
 
     def promising(gib: float, seconds: float) -> bool:
+        notes.fitting.add(setting.engine.name)
         step = seconds + least_s if shared else max(seconds, least_s)
         return front.wants(gib + setting.overhead_gib, step)
 
-    for trunk in joint.pieces(setting, groups[0], offloads, promising, notes):
+    for trunk in joint.pieces(setting, groups[0], offloads, promising, notes, judged[1:]):
         for side in sides:
             _pair(setting, trunk, side, front, notes)
 
@@ -212,13 +237,4 @@ def _pair(setting: Setting, trunk: Piece, side: Piece, front: Front, notes: Note
     if whole.peak_gib > setting.limit_gib or not joint.fits_host(setting, whole):
         return
     if front.wants(whole.peak_gib + over, whole.step_s) and _as_accumulated(setting, layouts):
-        front.add(
-            Scored(
-                setting.engine.name,
-                trunk.schedule,
-                setting.config.model.trunk,
-                layouts,
-                whole.peak_gib + over,
-                whole.step_s,
-            )
-        )
+        front.add(_scored(setting, trunk.schedule, layouts, whole.peak_gib + over, whole.step_s))

@@ -79,7 +79,7 @@ class Family:
 def families(config: RunConfig, engine: Engine, group: Group, offloads: Sequence[str]) -> Iterator[Family]:
     """Every family of the group, the plainest first."""
     for tp, pp, vpp, cp, dp in _grids(config, engine, group):
-        for ep in _expert_sizes(config, engine, group, dp * cp):
+        for ep in _expert_sizes(config, engine, group, tp, dp * cp):
             for zero in _chosen(group.pinned("zero"), sorted(_stages(engine, pp))):
                 for offload in _chosen(group.pinned("offload"), [o for o in offloads if o in engine.offload]):
                     if zero >= _OFFLOAD_NEEDS[offload]:
@@ -148,6 +148,7 @@ def _want(
         {
             **{key: getattr(family, key) for key in ("tp", "pp", "vpp", "cp", "dp", "zero", "offload")},
             "ep": family.ep if _has_experts(component) else 1,
+            "etp": pin.etp,
             "recompute": pin.recompute or recompute,
             "layers_per_stage": stages,
             "rank_offset": group.offset,
@@ -176,11 +177,15 @@ def _components(config: RunConfig, group: Group) -> list[tuple[Component, Compon
 def _tensor_sizes(config: RunConfig, engine: Engine, group: Group) -> list[int]:
     domain = tensor_domain(config.cluster)
     every = divisors(domain) if "tp" in engine.degrees else [1]
-    components = [component for component, _ in _components(config, group)]
+    components = _components(config, group)
     return [
         tp
         for tp in _chosen(group.pinned("tp"), every)
-        if domain % tp == 0 and all(shapes.legal_tp(component, tp) is None for component in components)
+        if domain % tp == 0
+        and all(
+            shapes.legal_tp(component, tp, experts_apart=pin.etp is not None) is None
+            for component, pin in components
+        )
     ]
 
 
@@ -227,14 +232,17 @@ def _context_sizes(config: RunConfig, engine: Engine, group: Group, ranks: int) 
     return [cp for cp in divisors(ranks) if cp == 1 or not cut_faults(config, cp)]
 
 
-def _expert_sizes(config: RunConfig, engine: Engine, group: Group, shard: int) -> list[int]:
+def _expert_sizes(config: RunConfig, engine: Engine, group: Group, tp: int, shard: int) -> list[int]:
+    """Every ep that shares out the experts among a stage's tp x shard ranks, of which etp share one."""
+    etp = group.pinned("etp") or tp
+    assert isinstance(etp, int)
     components = [component for component, _ in _components(config, group)]
     counts = [c.experts.count for c in components if isinstance(c, Decoder) and c.experts]
     every = divisors(counts[0]) if counts and "ep" in engine.degrees else [1]
     return [
         ep
         for ep in _chosen(group.pinned("ep"), every)
-        if shard % ep == 0 and all(count % ep == 0 for count in counts)
+        if tp * shard % (ep * etp) == 0 and all(count % ep == 0 for count in counts)
     ]
 
 

@@ -6,16 +6,18 @@ kernels waits for its host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dslaunch.hardware.efficiency import FamilyRates, GpuRates, Tables
 from dslaunch.model.flops import Flops, flops
 from dslaunch.plan import nvme, traffic
 from dslaunch.plan.case import Case
-from dslaunch.plan.compute import again, ends_spent, kinds, layers_spent, speeds, started_at
+from dslaunch.plan.compute import again, ends_spent, kinds, layers_spent, speeds, started_at, whole_spent
 from dslaunch.plan.grids import stretches
 from dslaunch.plan.traffic import layer_range
+from dslaunch.schema.components import Component
 
 _ADAM_BYTES = 28
 """Host memory traffic per parameter of an Adam step: master, moments read and written, gradient, new
@@ -49,34 +51,86 @@ class StepTime:
     """The same with recompute."""
 
 
-def step_time(cases: Mapping[str, Case], tables: Tables) -> StepTime:
-    """The ledger of a whole step."""
-    stages = {name: _stages(case, tables) for name, case in cases.items()}
+Known = dict[tuple[object, ...], "_Micro"]
+"""What stages take of a micro-batch, by all that it depends on under one configuration, engine and tables."""
+
+
+def step_time(cases: Mapping[str, Case], tables: Tables, known: Known | None = None) -> StepTime:
+    """The ledger of a whole step.
+
+    Args:
+        known: what was computed before, of the same configuration, engine and tables; grows.
+    """
+    known = {} if known is None else known
+    stages = {name: _stages(case, tables, known) for name, case in cases.items()}
     spans = {name: _span(case, stages[name]) for name, case in cases.items()}
     step = _joined(cases, spans)
     trunk = next(name for name, case in cases.items() if case.is_trunk)
-    model = sum(_model_flops(case) for case in cases.values())
+    model = sum(model_flops(case) for case in cases.values())
     extra = sum(_recompute_flops(case) * _samples_per_step(case) for case in cases.values())
-    return StepTime(stages, step, _idle(stages[trunk], spans[trunk]), model, model + extra)
+    every = {name: tuple(found.terms[at] for at in found.kind) for name, found in stages.items()}
+    return StepTime(every, step, _idle(stages[trunk], spans[trunk]), model, model + extra)
 
 
-def span_s(case: Case, tables: Tables) -> float:
+def span_s(case: Case, tables: Tables, known: Known) -> float:
     """Seconds of a step that one component takes of its ranks, which it shares with none."""
-    return _span(case, _stages(case, tables))
+    return _span(case, _stages(case, tables, known))
 
 
-def _stages(case: Case, tables: Tables) -> tuple[dict[str, float], ...]:
-    """The terms of every stage; those with layers of the same kinds are alike, but for the first and the
-    last."""
-    found: dict[object, dict[str, float]] = {}
-    terms = []
-    for stage, number in enumerate(case.layout.layers_per_stage):
-        ends = (stage == 0, stage == case.layout.pp - 1)
-        alike = (ends, kinds(case.component, case.first_layer(stage), number), _reached(case, stage))
-        if alike not in found:
-            found[alike] = _stage_terms(case, stage, tables)
-        terms.append(found[alike])
-    return tuple(terms)
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of a component, those that take the same time once."""
+
+    terms: tuple[dict[str, float], ...]
+    """By kind of stage: term -> seconds a step."""
+    kind: tuple[int, ...]
+    """By stage."""
+
+    def summed(self, seconds: Callable[[Mapping[str, float]], float]) -> float:
+        """Over all stages."""
+        return sum(seconds(terms) * self.kind.count(at) for at, terms in enumerate(self.terms))
+
+
+def least_s(case: Case, tables: Tables) -> float:
+    """Seconds that `span_s` is never below: what the stages compute, dealt out evenly, and no communication.
+
+    Of S seconds of all stages the slowest has S/p or more, so that a span is S/p (1 + (p-1)/(m v)) or more.
+    """
+    at, layout = speeds(case, tables), case.layout
+    spent = whole_spent(case, at)
+    trained = _backward_factor(case) == 2 and case.lowest_layer == 0
+    once = spent.forward + (spent.inputs + spent.weights if trained else 0.0)
+    filled = 1 + (layout.pp - 1) / (layout.num_microbatches * layout.vpp)
+    return case.correction(tables).time * once * layout.num_microbatches / layout.pp * filled
+
+
+def _stages(case: Case, tables: Tables, known: Known) -> _Stages:
+    firsts, kind = stage_kinds(case.component, case.layout.layers_per_stage, case.lowest_layer)
+    return _Stages(tuple(_stage_terms(case, stage, tables, known) for stage in firsts), kind)
+
+
+@lru_cache(maxsize=4096)
+def stage_kinds(
+    component: Component, layers_per_stage: tuple[int, ...], lowest: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(the first stage of each kind, the kind of each stage).
+
+    Stages with layers of the same kinds, of which gradients reach the same share, take the same time, but for the
+    first and the last.
+
+    Args:
+        lowest: the first layer that gradients reach.
+    """
+    known: dict[object, int] = {}
+    first, kind, firsts = 0, list[int](), list[int]()
+    for stage, number in enumerate(layers_per_stage):
+        ends = (stage == 0, stage == len(layers_per_stage) - 1)
+        alike = (ends, kinds(component, first, number), _share_from(lowest, range(first, first + number)))
+        if alike not in known:
+            firsts.append(stage)
+        kind.append(known.setdefault(alike, len(known)))
+        first += number
+    return tuple(firsts), tuple(kind)
 
 
 def _joined(cases: Mapping[str, Case], spans: Mapping[str, float]) -> float:
@@ -95,21 +149,20 @@ def _once(terms: Mapping[str, float]) -> float:
     return sum(terms[term] for term in _ONCE)
 
 
-def _span(case: Case, stages: tuple[dict[str, float], ...]) -> float:
+def _span(case: Case, stages: _Stages) -> float:
     """Seconds from the first forward to the end of the step.
 
     The slowest stage runs without a pause once it has work; the others' share of one micro-batch fills and
     drains the pipeline, a v-th of it under the interleaved schedule (arXiv:2104.04473, section 2.2).
     """
     m, v = case.layout.num_microbatches, case.layout.vpp
-    running = [_running(terms) for terms in stages]
-    slowest = max(running)
-    return slowest + (sum(running) - slowest) / m / v + max(_once(terms) for terms in stages)
+    slowest = max(_running(terms) for terms in stages.terms)
+    return slowest + (stages.summed(_running) - slowest) / m / v + max(_once(terms) for terms in stages.terms)
 
 
-def _idle(stages: tuple[dict[str, float], ...], span: float) -> float:
+def _idle(stages: _Stages, span: float) -> float:
     """Share of `span` in which a stage, on average, has nothing to do."""
-    return 1 - sum((_running(terms) + _once(terms)) / span for terms in stages) / len(stages)
+    return 1 - stages.summed(lambda terms: _running(terms) + _once(terms)) / span / len(stages.kind)
 
 
 @dataclass(frozen=True)
@@ -119,15 +172,46 @@ class _Rates:
     family: FamilyRates
 
 
-def _stage_terms(case: Case, stage: int, tables: Tables) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Micro:
+    """Seconds of one micro-batch on a stage, what goes to other stages left out."""
+
+    forward: float
+    backward: float
+    repeated: float
+    sent: dict[str, float]
+    started: float
+    """Kernels that the host starts."""
+
+
+def _stage_terms(case: Case, stage: int, tables: Tables, known: Known) -> dict[str, float]:
     """Seconds of one stage in a step, by term; those of every micro-batch are added up."""
     rates = _Rates(
         tables,
         tables.gpu(case.config.cluster.gpu),
         tables.family(case.software.family, case.engine.deepspeed),
     )
-    m, family = case.layout.num_microbatches, rates.family
-    at = speeds(case, tables)
+    layout = case.layout
+    key = (
+        case.name, layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute,
+        case.first_layer(stage), layout.layers_per_stage[stage], stage == 0, stage == layout.pp - 1,
+    )  # fmt: skip
+    micro = known.get(key) or known.setdefault(key, _micro(case, stage, rates))
+    sent = {**micro.sent, "pp": _pipeline(case, rates)}
+    busy = micro.forward + micro.backward + micro.repeated + sum(sent.values())
+    terms = {"compute": micro.forward + micro.backward, "recompute": micro.repeated, **sent}
+    terms["launch"] = _waiting(busy, micro.started * rates.family.launch_us * 1e-6)
+    step = {name: seconds * layout.num_microbatches for name, seconds in terms.items()} | {
+        "dp": _exposed_dp(case, stage, rates, micro.forward, micro.backward + micro.repeated),
+        "optimizer": _optimizer_seconds(case, stage, rates),
+        "offload": _offload_seconds(case, stage, tables),
+    }
+    factor = case.correction(tables).time
+    return {name: seconds * factor for name, seconds in step.items()}
+
+
+def _micro(case: Case, stage: int, rates: _Rates) -> _Micro:
+    family, at = rates.family, speeds(case, rates.tables)
     layers, ends = layers_spent(case, stage, at), ends_spent(case, stage, at)
     share, factor = _reached(case, stage), _backward_factor(case)
     backward = factor and share * layers.inputs + ends.inputs
@@ -145,18 +229,10 @@ def _stage_terms(case: Case, stage: int, tables: Tables) -> dict[str, float]:
         "cp": _with_backward(case, traffic.context(case, stage, rates.gpu), repeats, layers.core, family),
         "ep": _EXPERTS_EXPOSED[case.software.overlap_ep]
         * _with_backward(case, traffic.experts(case, stage, rates.gpu), repeats, 0.0, family),
-        "pp": _pipeline(case, rates),
     }
     started = (layers.started + ends.started) * (1 + repeats + factor) * started_at(case)
     started += _SENT_KERNELS * case.layout.layers_per_stage[stage] * (case.layout.tp * case.layout.ep > 1)
-    busy = forward + backward + repeated + sum(sent.values())
-    terms = {"compute": forward + backward, "recompute": repeated, **sent}
-    terms["launch"] = _waiting(busy, started * family.launch_us * 1e-6)
-    return {name: seconds * m for name, seconds in terms.items()} | {
-        "dp": _exposed_dp(case, stage, rates, forward, backward + repeated),
-        "optimizer": _optimizer_seconds(case, stage, rates),
-        "offload": _offload_seconds(case, stage, tables),
-    }
+    return _Micro(forward, backward, repeated, sent, started)
 
 
 def _waiting(busy: float, host: float) -> float:
@@ -217,7 +293,11 @@ def _stage_flops(case: Case, stage: int) -> tuple[float, float]:
 
 def _reached(case: Case, stage: int) -> float:
     """Share of a stage's layers that gradients reach."""
-    layers, lowest = layer_range(case, stage), case.lowest_layer
+    return _share_from(case.lowest_layer, layer_range(case, stage))
+
+
+def _share_from(lowest: int, layers: range) -> float:
+    """Of layers, those from the lowest on."""
     return min(1.0, max(0, layers.stop - lowest) / max(1, len(layers)))
 
 
@@ -250,7 +330,8 @@ def _samples_per_step(case: Case) -> int:
     return case.config.training.global_batch * case.component.passes
 
 
-def _model_flops(case: Case) -> float:
+def model_flops(case: Case) -> float:
+    """FLOPs of a step of one component on all its ranks, no recompute."""
     stages = [_stage_flops(case, stage) for stage in range(case.layout.pp)]
     return sum(forward + backward for forward, backward in stages) * _samples_per_step(case)
 
@@ -286,8 +367,7 @@ def _optimizer_seconds(case: Case, stage: int, rates: _Rates) -> float:
     if case.layout.offload != "none":
         return host
     gpu, held, layout = case.config.cluster.gpu, case.counts(stage), case.layout
-    sharded = layout.shard if layout.zero else 1
-    routed = max(1, sharded // layout.ep)
+    sharded, routed = (layout.shard, layout.expert_shard) if layout.zero else (1, 1)
     each = _HALF_STEP_BYTES if case.software.half_states else _STEP_BYTES
     params = (held.trained - held.trained_experts) / sharded + held.trained_experts / routed
     return host + params * each / (gpu.hbm_gb_per_s * 1e9 * rates.gpu.hbm)

@@ -11,6 +11,7 @@ from dslaunch.hardware.efficiency import GpuRates
 from dslaunch.hardware.topology import Group, group_link, inside
 from dslaunch.model.blocks import Block, blocks
 from dslaunch.plan.case import Case
+from dslaunch.plan.compute import kinds
 from dslaunch.schema.model import Decoder, Mlp, Other
 
 _BUCKET = 160e6
@@ -40,9 +41,12 @@ def _layered(case: Case) -> bool:
     return not isinstance(case.component, Mlp | Other)
 
 
-def _blocks(case: Case) -> tuple[Block, ...]:
-    component = case.component
-    return () if isinstance(component, Mlp | Other) else blocks(component)
+def _kinds(case: Case, stage: int) -> list[tuple[Block, int]]:
+    """(a layer, how many of the stage are like it), of a component that has layers."""
+    assert not isinstance(case.component, Mlp | Other)
+    every = blocks(case.component)
+    number = case.layout.layers_per_stage[stage]
+    return [(every[at], count) for at, count in kinds(case.component, case.first_layer(stage), number)]
 
 
 def tensor(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
@@ -56,7 +60,7 @@ def tensor(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
     if layout.tp == 1 or not _layered(case):
         return 0.0, 0.0
     once = 2 * scatter(case.config.cluster, Group(layout.tp), hidden_bytes(case), rates)
-    branches = sum(_branches(_blocks(case)[layer]) for layer in layer_range(case, stage))
+    branches = sum(_branches(block) * number for block, number in _kinds(case, stage))
     ends = (stage == 0) + (stage == layout.pp - 1) if isinstance(case.component, Decoder) else 0
     return (branches + ends / 2) * once, (branches + ends / 2) * once
 
@@ -77,28 +81,33 @@ def context(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
     forward = backward = 0.0
     group, cluster = Group(layout.cp, layout.tp), case.config.cluster
     tokens = case.samples * case.tokens * case.width
-    for layer in layer_range(case, stage):
-        for attention in _blocks(case)[layer].attentions:
+    for block, number in _kinds(case, stage):
+        for attention in block.attentions:
             kv, q = attention.kv_width(layout.tp), attention.query_width(layout.tp)
             if case.engine.deepspeed:
-                once = exchange(cluster, group, tokens * (q + attention.value_width(layout.tp) + kv), rates)
+                width = q + attention.value_width(layout.tp) + kv
+                once = number * exchange(cluster, group, tokens * width, rates)
                 forward, backward = forward + once, backward + once
             else:
-                once = ring(cluster, group, tokens * kv * (layout.cp - 1), rates)
+                once = number * ring(cluster, group, tokens * kv * (layout.cp - 1), rates)
                 forward, backward = forward + once, backward + 2 * once
     return forward, backward
 
 
 def experts(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
-    """(forward, backward) of one micro-batch: tokens to their experts and back, both ways."""
+    """(forward, backward) of one micro-batch: tokens to their experts and back, both ways.
+
+    Ranks that share an expert gather the tokens that reached each of them, and add up what comes out
+    (megatron/core/transformer/moe/token_dispatcher.py, core 0.16); where all have the same tokens, they only add.
+    """
     layout, component = case.layout, case.component
-    if layout.ep == 1 or not isinstance(component, Decoder) or component.experts is None:
+    if layout.ep * layout.etp == 1 or not isinstance(component, Decoder) or component.experts is None:
         return 0.0, 0.0
     cluster, chosen = case.config.cluster, component.experts.top_k
-    mixed = sum(blocks(component)[layer].experts is not None for layer in layer_range(case, stage))
+    mixed = sum(number for block, number in _kinds(case, stage) if block.experts is not None)
     if stage == layout.pp - 1:
         mixed += component.mtp_layers
-    group = Group(layout.ep, 1)
+    group = Group(layout.ep, layout.etp)
     rows = case.samples * case.tokens / (layout.tp if case.sequence_parallel else 1)
     nodes = -(-layout.ep // inside(cluster, group))
     sent = 1.0
@@ -107,6 +116,8 @@ def experts(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
         sent = others * (1 - (1 - 1 / nodes) ** chosen) / (chosen * others / nodes) if others else 1.0
     size = rows * chosen * component.hidden * case.width
     once = 2 * exchange(cluster, group, size, rates, sent)
+    shared = layout.etp * size if case.sequence_parallel else hidden_bytes(case)
+    once += 2 * scatter(cluster, Group(layout.etp), shared, rates)
     return mixed * once, mixed * once
 
 
@@ -138,18 +149,18 @@ def replicas(case: Case, stage: int, rates: GpuRates) -> Replicas:
     every = layout.num_microbatches == 1 or layout.zero not in case.engine.reduces_every_microbatch
     width = WIDTH[case.grad_accum_dtype] if every else case.width
     width = 2 if case.software.half_gradients else width
-    dense = _agree(case, held.trained - held.trained_experts, held.total - held.experts, width, 1, rates)
-    routed = _agree(case, held.trained_experts, held.experts, width, layout.ep, rates)
+    everyone, own = Group(layout.shard, layout.tp), Group(layout.expert_shard, layout.ep * layout.etp)
+    dense = _agree(case, held.trained - held.trained_experts, held.total - held.experts, width, everyone, rates)
+    routed = _agree(case, held.trained_experts, held.experts, width, own, rates)
     found = Replicas(dense.reduce + routed.reduce, dense.gather + routed.gather)
     return _zero_plus_plus(case, found) if layout.zero == 3 else found
 
 
-def _agree(case: Case, trained: int, total: int, width: int, ep: int, rates: GpuRates) -> Replicas:
+def _agree(case: Case, trained: int, total: int, width: int, group: Group, rates: GpuRates) -> Replicas:
+    """Seconds for the ranks of `group`, which shard these parameters among them."""
     layout, cluster = case.layout, case.config.cluster
     if layout.zero == 3 and case.engine.deepspeed:
         rates = replace(rates, network=rates.network * _ZERO3_NETWORK)
-    shard = max(1, layout.shard // ep)
-    group = Group(shard, layout.tp * ep)
     gathered = total if layout.zero == 3 else trained
     number = _messages(case, gathered * case.width)
     reduce = scatter(cluster, group, trained * width / number, rates) * (1 if layout.zero else 2) * number
@@ -157,7 +168,7 @@ def _agree(case: Case, trained: int, total: int, width: int, ep: int, rates: Gpu
     copies = layout.dp * layout.cp // layout.shard
     if copies > 1:
         far = Group(copies, layout.tp * layout.shard)
-        reduce += 2 * scatter(cluster, far, trained * width / shard, rates)
+        reduce += 2 * scatter(cluster, far, trained * width / group.size, rates)
     return Replicas(reduce, gather)
 
 

@@ -16,12 +16,13 @@ from dslaunch.flow import Request, configured
 from dslaunch.hardware.efficiency import UNCALIBRATED
 from dslaunch.plan import layouts as layouts_of
 from dslaunch.plan.case import cases
-from dslaunch.plan.engine_choice import engine_faults, grad_accum
+from dslaunch.plan.engine_choice import candidates, engine_faults, grad_accum
 from dslaunch.plan.evaluate import Evaluated, evaluate
 from dslaunch.plan.findings import fits
 from dslaunch.plan.memory import stage_memory
 from dslaunch.plan.search import Found, search
-from dslaunch.plan.time import step_time
+from dslaunch.plan.sharding import sharded
+from dslaunch.plan.time import least_s, step_time
 from dslaunch.schema.components import Decoder, ViT
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.layer import Experts
@@ -41,6 +42,8 @@ VLM = Model(
     components={"tower": TOWER, "llm": LLM},
     edges=(Edge(source="tower", to="llm", tokens=16, join="channel"),),
 )
+JOINED = VLM.model_copy(update={"edges": (Edge(source="tower", to="llm", tokens=16, join="sequence"),)})
+"""What dslaunch.runtime executes."""
 SMALL = ComponentStrategy(recompute="full")
 Wanted = dict[str, ComponentStrategy]
 
@@ -63,9 +66,14 @@ def recipe_config(*words: str) -> RunConfig:
 
 
 def config_of(
-    model: Model, cluster: str, batch: int, pins: Mapping[str, ComponentStrategy], **goal: object
+    model: Model,
+    cluster: str,
+    batch: int,
+    pins: Mapping[str, ComponentStrategy],
+    words: tuple[str, ...] = (),
+    **goal: object,
 ) -> RunConfig:
-    base = recipe_config("recipe=llama3_8b", f"cluster={cluster}", "strategy=auto")
+    base = recipe_config("recipe=llama3_8b", f"cluster={cluster}", "strategy=auto", *words)
     return base.model_copy(
         update={
             "model": model,
@@ -82,7 +90,8 @@ def everything(config: RunConfig) -> Iterator[tuple[str, str, Wanted]]:
     """(engine, schedule, strategies): every combination of every value, legal or not."""
     pinned = layouts_of.pinned(config)
     world = config.cluster.world_size
-    for (name, engine), cut in itertools.product(ENGINES.items(), range(world)):
+    for name, cut in itertools.product(candidates(config), range(world)):
+        engine = ENGINES[name]
         if cut and (not engine.per_component or len(pinned) == 1):
             continue
         trunk = config.model.trunk
@@ -132,16 +141,26 @@ def brute_force(config: RunConfig) -> list[Tried]:
     found = []
     for name, schedule, wanted in everything(config):
         training = config.training.model_copy(update={"schedule": schedule})
-        scheduled = config.model_copy(update={"training": training})
-        layouts, faults = layouts_of.resolve(scheduled, wanted)
-        if faults or engine_faults(scheduled, layouts, name):
-            continue
-        engine = ENGINES[name]
-        accum, faults = grad_accum(scheduled, engine, layouts)
-        several = any(layout.num_microbatches > 1 for layout in layouts.values())
-        if not faults and accum == engine.grad_accum(training.precision, several):
-            found.append(Tried(name, evaluate(scheduled, engine, layouts, accum, UNCALIBRATED)))
+        for tried in every_sharding(config.model_copy(update={"training": training})):
+            layouts, faults = layouts_of.resolve(tried, wanted)
+            if faults or engine_faults(tried, layouts, name):
+                continue
+            engine = ENGINES[name]
+            accum, faults = grad_accum(tried, engine, layouts)
+            several = any(layout.num_microbatches > 1 for layout in layouts.values())
+            if not faults and accum == engine.grad_accum(training.precision, several):
+                found.append(Tried(name, evaluate(tried, engine, layouts, accum, UNCALIBRATED)))
     return found
+
+
+def every_sharding(config: RunConfig) -> Iterator[RunConfig]:
+    """Under ZeRO, DDP, FSDP2, and HSDP over each number of ranks but one and all; as pinned where it is."""
+    if "sharding" in config.strategy.model_fields_set:
+        yield config
+        return
+    pin = config.strategy.shard
+    yield from (sharded(config, sharding, pin) for sharding in ("zero", "ddp", "fsdp2"))
+    yield from (sharded(config, "hsdp", n) for n in range(2, config.cluster.world_size) if pin in (None, n))
 
 
 def limited(config: RunConfig, gib: float) -> RunConfig:
@@ -150,25 +169,37 @@ def limited(config: RunConfig, gib: float) -> RunConfig:
     return config.model_copy(update={"cluster": config.cluster.model_copy(update={"gpu": gpu})})
 
 
+SCRIPT = ("script=train.py",)
+TORCH = ("engine=torch",)
+FIXED, SOME = (
+    ComponentStrategy(recompute="full", zero=1, cp=1, ep=1),
+    ComponentStrategy(recompute="selective"),
+)
+STAGES = ComponentStrategy(pp=2, recompute="none")
 CASES = [
-    (DENSE, "1xA100", {}),
-    (DENSE, "2xA100", {}),
-    (DENSE, "4xA100", {"llm": ComponentStrategy(zero=1)}),
-    (DENSE, "2x2xA100", {"llm": ComponentStrategy(recompute="none")}),
-    (MIXED, "2xA100", {"llm": ComponentStrategy(recompute="full")}),
-    (VLM, "1xA100", {"tower": SMALL}),
-    (VLM, "2xA100", {"tower": SMALL, "llm": ComponentStrategy(zero=1, recompute="none")}),
-    (VLM, "2x1xA100", {"tower": ComponentStrategy(zero=2), "llm": ComponentStrategy(recompute="selective")}),
+    (DENSE, "1xA100", {}, ()),
+    (DENSE, "2xA100", {}, ()),
+    (DENSE, "4xA100", {"llm": ComponentStrategy(zero=1)}, ()),
+    (DENSE, "2x2xA100", {"llm": ComponentStrategy(recompute="none")}, ()),
+    (DENSE, "4xA100", {}, TORCH),
+    (DENSE, "2x2xA100", {"llm": ComponentStrategy(recompute="none")}, (*TORCH, "strategy.sharding=hsdp")),
+    (DENSE, "4xA100", {}, (*TORCH, "strategy.shard=2")),
+    (MIXED, "2xA100", {"llm": ComponentStrategy(recompute="full")}, ()),
+    (VLM, "1xA100", {"tower": SMALL}, ()),
+    (VLM, "2xA100", {"tower": SMALL, "llm": ComponentStrategy(zero=1, recompute="none")}, SCRIPT),
+    (JOINED, "2xA100", {"tower": SMALL, "llm": STAGES}, ()),
+    (VLM, "3xA100", {"tower": FIXED, "llm": FIXED}, ("engine=megatron_mimo",)),
+    (VLM, "2x1xA100", {"tower": ComponentStrategy(zero=2), "llm": SOME}, SCRIPT),
 ]
 
 
-@pytest.mark.parametrize(("model", "cluster", "pins"), CASES)
+@pytest.mark.parametrize(("model", "cluster", "pins", "words"), CASES)
 def test_the_search_finds_what_brute_force_finds(
-    model: Model, cluster: str, pins: dict[str, ComponentStrategy]
+    model: Model, cluster: str, pins: dict[str, ComponentStrategy], words: tuple[str, ...]
 ) -> None:
     """At many limits of memory: from one where all fits to one where nothing does."""
     draw = random.Random(f"{model.name} {cluster}")
-    config = config_of(model, cluster, 4, pins)
+    config = config_of(model, cluster, 4, pins, words)
     tried = brute_force(config)
     assert tried
     peaks = sorted({each.found.peak_gib for each in tried})
@@ -176,7 +207,7 @@ def test_the_search_finds_what_brute_force_finds(
     limits = [peaks[-1] * 1.01, *between, peaks[0] * 0.99]
     for limit, by_memory in itertools.product(limits, (False, True)):
         name = "lowest_memory" if by_memory else "throughput"
-        small = limited(config_of(model, cluster, 4, pins, name=name), limit)
+        small = limited(config_of(model, cluster, 4, pins, words, name=name), limit)
         assert_best(small, tried, by_memory=by_memory)
 
 
@@ -184,6 +215,7 @@ def assert_best(config: RunConfig, tried: list[Tried], *, by_memory: bool) -> No
     """The search's best, its front and its engines are those of brute force."""
     fitting = [each for each in tried if fits(config, each.found)]
     found = search_without_offload(config)
+    assert found is None or not engine_faults(found.config, found.chosen.layouts, found.chosen.engine)
     if not fitting:
         assert found is None
         return
@@ -236,6 +268,18 @@ def test_a_larger_micro_batch_never_takes_less_memory(recipe: str, engine: str) 
         halved = replace(layout, micro_batch=1, num_microbatches=layout.num_microbatches * layout.micro_batch)
         small, large = (peak_and_time(recipe, engine, each)[0] for each in (halved, layout))
         assert small <= large * (1 + 1e-12), layout
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "torch", "megatron", "native"])
+@pytest.mark.parametrize("recipe", ["llama3_70b", "mixtral_8x7b", "vla70b", "llama3_70b_lora"])
+def test_no_step_is_shorter_than_its_bound(recipe: str, engine: str) -> None:
+    config = recipe_config(f"recipe={recipe}")
+    trunk = config.model.trunk
+    for layout in some_layouts(recipe):
+        every = cases(config, ENGINES[engine], {trunk: layout}, "fp32")
+        assert least_s(every[trunk], UNCALIBRATED) <= step_time(every, UNCALIBRATED).step_s * (1 + 1e-12), (
+            layout
+        )
 
 
 def some_layouts(recipe: str) -> Iterator[Layout]:

@@ -53,9 +53,39 @@ def test_vla70b_on_64_gpus_says_which_engines_run_it_and_which_do_not() -> None:
     assert isinstance(searched, Prediction)
     assert searched.search is not None
     engines = searched.search.engines
-    assert engines["torch"] == "refused: strategy.sharding is zero; torch takes ddp, fsdp2, hsdp"
     assert "takes a single decoder" in engines["megatron"]
+    assert engines["megatron_mimo"].startswith("not searched: it runs your entry beside Megatron-LM's")
     assert list(engines.values()).count("chosen") == 1
+    scripted = predicted("recipe=vla70b", "cluster=64xA100", "strategy=auto", "script=train.py")
+    assert isinstance(scripted, Prediction)
+    assert scripted.search is not None
+    assert not scripted.search.engines["megatron_mimo"].startswith("not searched")
+
+
+def test_components_beside_a_pinned_trunk_have_each_zero_stage_that_the_engine_takes() -> None:
+    """dslaunch.runtime has no ZeRO-0 in bf16: that alone does not put the engine out."""
+    words = ("recipe=vla70b", "cluster=64xA100", "strategy=auto", "strategy.llm.pp=8")
+    pinned, searched = predicted("recipe=vla70b", "cluster=64xA100"), predicted(*words)
+    assert isinstance(pinned, Prediction)
+    assert isinstance(searched, Prediction)
+    assert searched.search is not None
+    assert searched.search.engines["native"] == "chosen"
+    assert searched.search.engines["deepspeed"] == "refused: strategy.llm.pp is 8; deepspeed takes pp 1"
+    assert searched.step_time_s < pinned.step_time_s
+
+
+def test_who_shards_is_searched_and_a_pin_is_kept() -> None:
+    words = ("recipe=llama3_8b", "cluster=2x8xH100", "strategy=auto", "engine=torch")
+    free = predicted(*words)
+    assert isinstance(free, Prediction)
+    assert free.candidates[0].layout.startswith(("torch ddp", "torch fsdp2", "torch hsdp over"))
+    for sharding in ("ddp", "fsdp2", "hsdp"):
+        pinned = predicted(*words, f"strategy.sharding={sharding}")
+        if isinstance(pinned, PlanError):
+            assert sharding == "ddp", pinned
+            continue
+        assert pinned.candidates[0].layout.startswith(f"torch {sharding}")
+        assert free.step_time_s <= pinned.step_time_s * (1 + 1e-9)
 
 
 @pytest.mark.slow
