@@ -3,6 +3,7 @@
 #   make demo        a 70B plan, its files, and a small model that really trains on this machine
 #   make test        linters and tests, fast enough for every change
 #   make test-full   the same, and the tests that take long
+#   make docs        the site of docs/, in build/site
 #
 # PYTHON=python3.12 takes another interpreter for .venv, TORCH=... another build of PyTorch, PYTEST_ARGS='-k plan'
 # a part of the tests.
@@ -21,7 +22,7 @@ pip := DS_BUILD_OPS=0 $(bin)/python -m pip --disable-pip-version-check install -
 # Two at a time, a file's tests after one another: some files start a cluster, or trainings of two processes.
 pytest := $(bin)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: help demo test test-full lint wheel clean
+.PHONY: help demo test test-full lint docs wheel clean
 
 help:
 	@sed -n '/^# [^ ]/d; s/^#   \(make .*\)/\1/p' Makefile
@@ -40,7 +41,7 @@ help:
 
 .venv/.test: .venv/.runtime
 	@echo 'make: installing what the tests need into .venv'
-	$(pip) --editable '.[runtime,test,dev]'
+	$(pip) --editable '.[runtime,test,dev,docs]'
 	@touch $@
 
 demo: .venv/.runtime
@@ -63,6 +64,15 @@ lint: .venv/.test
 	$(bin)/ruff check .
 	$(bin)/mypy
 	$(bin)/lint-imports
+
+.venv/.docs: .venv/.created pyproject.toml
+	$(pip) --editable '.[docs]'
+	@touch $@
+
+# Strict: a broken link, or a page that stands in no menu, is an error.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict --quiet
+	@echo 'make: build/site/index.html'
 
 wheel: .venv/.test
 	rm -rf dist

@@ -15,8 +15,15 @@ VERBS = {
     "explain": "print a rule's page, or what a symptom may come from",
     "diff": "compare two recipes, rendered folders, runs or revisions",
     "report": "write one HTML file that shows a plan, and a run beside it",
+    "preflight": "ask the hosts of a launch how they are, without launching",
     "runs": "list the runs under run.root",
+    "status": "say how a run stands: step, speed, ranks, first failure",
+    "logs": "show what a run, one rank, or the rank that failed first said",
+    "watch": "show a run live, on one terminal page",
+    "stop": "end a run, from any shell",
+    "resume": "start a run again from its newest checkpoint, in its own folder",
     "compare": "put runs side by side",
+    "calibrate": "let runs correct the rates that a site's plans are predicted with",
     "review": "say what a change of a site's folder does to its plans, for a pull request",
     "import": "make a model or recipe from files of others: hf, deepspeed, megatron, accelerate",
     "init": "write a recipe around a training script",
@@ -26,14 +33,16 @@ VERBS = {
     "schema": "document a key, or list a section's keys",
     "completion": "print the shell's completion script",
 }
+_QUIET = ("-q", "--quiet")
+_VERBOSE = ("-v", "--verbose")
 TAKES_VALUE = {
     "-o", "--output", "--config-dir", "--accept", "--fail-on", "--format", "--world-size", "--tp", "--pp",
     "--deepspeed-version", "--component", "--name", "--kind", "--nodes", "--ranks-per-node",
     "--megatron-version", "--select", "--ignore", "--symptom",
-    "--comment", "--sarif",
+    "--comment", "--sarif", "--rank", "--lines", "--attempt", "--every",
 }  # fmt: skip
-TAKES_WORDS = {"launch", "check", "diff", "report", "compare", "review", "explain", "import", "init",
-"schema", "completion"}
+TAKES_WORDS = {"launch", "check", "diff", "report", "compare", "calibrate", "review", "explain", "import", "init",
+"schema", "completion", "preflight", "status", "logs", "watch", "stop", "resume"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,10 @@ class Words:
     """Options, overrides and the verb's own words, as typed."""
     script_arguments: tuple[str, ...]
     """What follows --."""
+    quiet: bool = False
+    """-q: the result and mistakes, no notes, no progress."""
+    verbose: bool = False
+    """-v: each step with its seconds, on standard error."""
 
 
 def ordered(argv: Sequence[str]) -> Words:
@@ -56,7 +69,11 @@ def ordered(argv: Sequence[str]) -> Words:
     for word in argv:
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise ConfigError(f"{word!a} is not UTF-8. Use a UTF-8 locale, such as LC_ALL=C.UTF-8.")
-    before, after = _split(argv)
+    typed, after = _split(argv)
+    before = [word for word in typed if word not in (*_QUIET, *_VERBOSE)]
+    quiet, verbose = (any(word in typed for word in words) for words in (_QUIET, _VERBOSE))
+    if quiet and verbose:
+        raise ConfigError("-q and -v are both given. Give one.")
     bare = _bare_words(before)
     if bare and before[bare[0]] in VERBS:
         position = bare.pop(0)
@@ -74,7 +91,7 @@ def ordered(argv: Sequence[str]) -> Words:
             f"'{before[bare[0]]}' is not KEY=VALUE, and `{verb}` takes no other words. "
             "Overrides look like training.global_batch=512."
         )
-    return Words(verb, tuple(rest), tuple(after))
+    return Words(verb, tuple(rest), tuple(after), quiet, verbose)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,13 +13,18 @@ import click
 
 from dslaunch import __version__
 from dslaunch.arguments import VERBS, ordered
+from dslaunch.cli_calibrate import calibrate_verb
 from dslaunch.cli_check import check_verb, explain_verb
 from dslaunch.cli_import import import_verb, init_verb
+from dslaunch.cli_launch import launch_verb
+from dslaunch.cli_lists import clusters_verb, models_verb, recipes_verb, schema_verb
+from dslaunch.cli_preflight import preflight_verb
 from dslaunch.cli_review import compare_verb, diff_verb, report_verb, review_verb, runs_verb
+from dslaunch.cli_run import logs_verb, resume_verb, status_verb, stop_verb, watch_verb
 from dslaunch.completing import complete
 from dslaunch.errors import ConfigError, DslaunchError
 from dslaunch.flow import Request, explanation, judged, refusing, rendered
-from dslaunch.output import CLOSED, OutputClosedError, Verbs, discard_output, tell
+from dslaunch.output import CLOSED, OutputClosedError, Verbs, discard_output, note
 
 if TYPE_CHECKING:
     from dslaunch.planfile import Finding
@@ -32,7 +37,8 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit status.
 
     0 done; 1 the launched job failed; 2 a mistake in configuration or command line; 3 no legal plan fits;
-    5 nothing was launched; 6 findings at or above --fail-on; 141 nobody reads the output any more (`| head`).
+    4 preflight failed; 5 nothing was launched; 6 findings at or above --fail-on; 141 nobody reads the output any
+    more (`| head`).
     """
     try:
         return _status(argv)
@@ -109,7 +115,8 @@ def main() -> None:
 
     dslaunch [VERB] recipe=NAME cluster=64xA100 [KEY=VALUE ...] [OPTIONS] [-- SCRIPT ARGUMENTS]
 
-    Without a verb, `launch` is meant. Options and overrides stand in any order.
+    Without a verb, `launch` is meant. Options and overrides stand in any order. Every verb takes -q (the result
+    and mistakes alone, without notes and progress) and -v (each step with its seconds, on standard error).
     """
 
 
@@ -174,17 +181,26 @@ def plan(
 @_site
 @_accept
 @_component
+@_json
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 @click.pass_obj
 def render(
     obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
-    output: Path,
+    as_json: bool, output: Path,
 ) -> int:  # fmt: skip
     request = Request(words, config_dir, accept, obj.script_arguments, component)
     _, the_plan, files, findings = rendered(request)
     from dslaunch.run.rendering import write_rendering
 
     write_rendering(output, files)
+    if as_json:
+        from dslaunch.planfile import to_json
+        from dslaunch.review.outputs import Rendered
+
+        engine = the_plan.engine.name
+        made = Rendered(str(output), the_plan.name, engine, tuple(sorted(files)), tuple(findings))
+        click.echo(to_json(made), nl=False)
+        return 0
     click.echo(f"{output}: {len(files)} files for {the_plan.name}, engine {the_plan.engine.name}")
     for name in sorted(files):
         click.echo(f"  {name}")
@@ -192,90 +208,24 @@ def render(
     return 0
 
 
-@main.command(help=VERBS["launch"])
-@_words
-@_site
-@_accept
-@_component
-@click.option("--dry-run", is_flag=True, help="Print the steps and the files; write and launch nothing.")
-@click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before a large launch.")
-@click.pass_obj
-def launch(
-    obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...],
-    component: str, dry_run: bool, wait: bool, yes: bool,
-) -> int:  # fmt: skip
-    from dslaunch.launch import launch as start
-    from dslaunch.launch import launch_folder
-
-    ask = (
-        None if yes or not (sys.stdin and sys.stdin.isatty()) else (lambda question: click.confirm(question))
-    )
-    folders = [word for word in words if "=" not in word]
-    if folders:
-        if accept or component or config_dir or obj.script_arguments:
-            raise ConfigError(
-                f"launch {folders[0]}: a reviewed folder is launched as it is; --accept, --component, "
-                "--config-dir and arguments after -- belong to `dslaunch render`."
-            )
-        overrides = _folder_overrides(words, folders)
-        return launch_folder(
-            Path(folders[0]), Path(overrides.get("run.root", "runs")), launcher=overrides.get("launcher", ""),
-            wait=wait, dry_run=dry_run, echo=tell, confirm=ask,
-        )  # fmt: skip
-    request = Request(words, config_dir, accept, obj.script_arguments, component)
-    config, the_plan, files, findings = rendered(request)
-    _note(findings)
-    if dry_run:
-        _show_files(files)
-    return start(
-        the_plan, files, Path(config.run.root), wait=wait, dry_run=dry_run, echo=tell, confirm=ask
-    )
-
-
+main.add_command(launch_verb)
 main.add_command(check_verb)
 main.add_command(explain_verb)
+main.add_command(preflight_verb)
 main.add_command(diff_verb)
 main.add_command(report_verb)
 main.add_command(runs_verb)
 main.add_command(compare_verb)
+main.add_command(calibrate_verb)
 main.add_command(review_verb)
+for _verb in (status_verb, logs_verb, watch_verb, stop_verb, resume_verb):
+    main.add_command(_verb)
 main.add_command(import_verb)
 main.add_command(init_verb)
-
-
-@main.command(help=VERBS["recipes"])
-@_site
-def recipes(config_dir: Path | None) -> int:
-    from dslaunch.review.lists import recipe_rows
-
-    return _rows(recipe_rows(config_dir))
-
-
-@main.command(help=VERBS["models"])
-@_site
-def models(config_dir: Path | None) -> int:
-    from dslaunch.review.lists import model_rows
-
-    return _rows(model_rows(config_dir))
-
-
-@main.command(help=VERBS["clusters"])
-@_site
-def clusters(config_dir: Path | None) -> int:
-    from dslaunch.review.lists import cluster_rows
-
-    return _rows(cluster_rows(config_dir))
-
-
-@main.command(help=VERBS["schema"])
-@_words
-def schema(words: tuple[str, ...]) -> int:
-    from dslaunch.review.lists import schema_rows
-
-    for word in words or ("",):
-        _rows(schema_rows(word))
-    return 0
+main.add_command(recipes_verb)
+main.add_command(models_verb)
+main.add_command(clusters_verb)
+main.add_command(schema_verb)
 
 
 @main.command(help=VERBS["completion"])
@@ -291,44 +241,9 @@ def completion(words: tuple[str, ...]) -> int:
     return 0
 
 
-def _folder_overrides(words: Sequence[str], folders: Sequence[str]) -> dict[str, str]:
-    """What may still be said when a reviewed folder is launched: who starts it, and where runs are kept."""
-    if len(folders) > 1:
-        raise ConfigError(f"launch takes one folder, found {', '.join(folders)}.")
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    for key in given:
-        if key not in ("launcher", "run.root"):
-            raise ConfigError(
-                f"{key}: a reviewed folder is launched as it is; only launcher= and run.root= can be given. "
-                "To change the plan, render again."
-            )
-    if given.get("launcher", "auto") not in _launchers():
-        raise ConfigError(f"launcher={given['launcher']}. Allowed: {', '.join(_launchers())}.")
-    return given
-
-
-def _launchers() -> tuple[str, ...]:
-    from dslaunch.launch import LAUNCHERS
-
-    return LAUNCHERS
-
-
 def _note(findings: Sequence[Finding]) -> None:
     """Findings that stand, where nobody asked for them: on standard error."""
     from dslaunch.rules.output import format_text
 
     if findings:
-        click.echo(format_text(findings), err=True, nl=False)
-
-
-def _show_files(files: dict[str, str]) -> None:
-    for name, text in sorted(files.items()):
-        click.echo(f"==> {name}\n{text}", nl=not text.endswith("\n"))
-
-
-def _rows(rows: Sequence[tuple[str, ...]]) -> int:
-    from dslaunch.review.columns import lines, width
-
-    for line in lines(rows, width()):
-        click.echo(line)
-    return 0
+        note(format_text(findings).rstrip("\n"))

@@ -13,8 +13,10 @@ import click
 from dslaunch.arguments import VERBS
 from dslaunch.errors import ConfigError, DslaunchError, listed, nearest
 from dslaunch.flow import Request, rendered
+from dslaunch.output import note
 
 if TYPE_CHECKING:
+    from dslaunch.importing.compare import Row
     from dslaunch.importing.imported import Imported
 
 KINDS = ("hf", "deepspeed", "megatron", "accelerate")
@@ -29,15 +31,16 @@ KINDS = ("hf", "deepspeed", "megatron", "accelerate")
 @click.option("--name", default="", help="Name of the model or recipe.")
 @click.option("--force", is_flag=True, help="Write over a file of that name.")
 @click.option("--accept", multiple=True, metavar="RULE", help="Waive a finding on the imported recipe.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def import_verb(
-    obj: Any, /, words: tuple[str, ...], site: Path | None, name: str, force: bool, accept: tuple[str, ...]
-) -> int:
+    obj: Any, /, words: tuple[str, ...], site: Path | None, name: str, force: bool, accept: tuple[str, ...],
+    as_json: bool,
+) -> int:  # fmt: skip
     kind, source, overrides = _kind_and_source(words)
     made = _read(kind, source, overrides, obj.script_arguments, name)
     files = _tried(made, site, accept) if made.choices else {}
-    _report(made, files)
-    return _write(made, site, force)
+    return _finished(made, files, site, force, as_json)
 
 
 @click.command("init", help=VERBS["init"], context_settings={"max_content_width": 100})
@@ -53,10 +56,11 @@ def import_verb(
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Write over a file of that name.")
 @click.option("--accept", multiple=True, metavar="RULE", help="Waive a finding on the recipe.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def init_verb(
     obj: Any, /, words: tuple[str, ...], site: Path | None, name: str, kind: str, force: bool,
-    accept: tuple[str, ...],
+    accept: tuple[str, ...], as_json: bool,
 ) -> int:  # fmt: skip
     from dslaunch.importing.init import init
 
@@ -69,8 +73,7 @@ def init_verb(
     overrides += _asked(overrides) if sys.stdin and sys.stdin.isatty() else []
     made = init(scripts[0], overrides, obj.script_arguments, name=name, kind=kind)
     _tried(made, site, accept)
-    _report(made, {})
-    return _write(made, site, force)
+    return _finished(made, {}, site, force, as_json)
 
 
 def _kind_and_source(words: Sequence[str]) -> tuple[str, str, list[str]]:
@@ -118,36 +121,59 @@ def _tried(made: Imported, site: Path | None, accept: tuple[str, ...]) -> dict[s
             raise type(error)(f"{shown}\nThe recipe was not written.") from error
 
 
-def _report(made: Imported, files: dict[str, str]) -> None:
-    """What came back, and what did not."""
+def _finished(made: Imported, files: dict[str, str], site: Path | None, force: bool, as_json: bool) -> int:
+    """Writes the result where a site's folder is given, and says what came of it."""
     from dslaunch.importing.compare import compared, keys_of
-
-    if made.original and (keys := keys_of(files)):
-        rows = compared(made.original, keys)
-        other = [row for row in rows if not row.same]
-        click.echo(f"{len(rows) - len(other)} of {len(rows)} keys are rendered again as they stood", err=True)
-        for row in other:
-            shown = "is not rendered" if row.rendered is None else f"is rendered as {row.rendered}"
-            click.echo(f"  {row.key} = {row.original} {shown}", err=True)
-    if made.notes:
-        click.echo("Not carried over as it stands:", err=True)
-        for note in made.notes:
-            click.echo(f"  {note}", err=True)
-
-
-def _write(made: Imported, site: Path | None, force: bool) -> int:
     from dslaunch.importing.writing import refuse_existing, write_site
 
-    if site is None:
+    keys = keys_of(files) if made.original else {}
+    rows = compared(made.original, keys) if keys else ()
+    if not as_json:
+        _report(made, rows)
+    written: list[Path] = []
+    if site is not None:
+        refuse_existing(site, list(made.files), force=force)
+        written = write_site(site, made.files)
+    if as_json:
+        _echo_json(made, rows, site)
+    elif site is None:
         for text in made.files.values():
             click.echo(text, nl=False)
-        return 0
-    refuse_existing(site, list(made.files), force=force)
-    for path in write_site(site, made.files):
-        click.echo(path)
-    if made.choices:
-        click.echo(f"Next: dslaunch plan recipe={made.name} --config-dir {shlex.quote(str(site))}")
+    else:
+        for path in written:
+            click.echo(path)
+        if made.choices:
+            click.echo(f"Next: dslaunch plan recipe={made.name} --config-dir {shlex.quote(str(site))}")
     return 0
+
+
+def _report(made: Imported, rows: Sequence[Row]) -> None:
+    """What came back, and what did not."""
+    if rows:
+        other = [row for row in rows if not row.same]
+        note(f"{len(rows) - len(other)} of {len(rows)} keys are rendered again as they stood")
+        for row in other:
+            shown = "is not rendered" if row.rendered is None else f"is rendered as {row.rendered}"
+            note(f"  {row.key} = {row.original} {shown}")
+    if made.notes:
+        note("Not carried over as it stands:")
+        for each in made.notes:
+            note(f"  {each}")
+
+
+def _echo_json(made: Imported, rows: Sequence[Row], site: Path | None) -> None:
+    from dslaunch.planfile import to_json
+    from dslaunch.review.outputs import Compared, NotCarried, Written
+
+    found = Written(
+        name=made.name,
+        files=dict(made.files),
+        folder=str(site) if site else None,
+        notes=tuple(NotCarried(each.key, each.reason) for each in made.notes),
+        keys=tuple(Compared(row.key, row.original, row.rendered, row.same) for row in rows),
+        planned_by=made.planned_by,
+    )
+    click.echo(to_json(found), nl=False)
 
 
 def _asked(given: Sequence[str]) -> list[str]:

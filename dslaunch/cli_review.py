@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dslaunch.arguments import VERBS
+from dslaunch.cli_lists import echo_rows
 from dslaunch.completing import complete
 from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.output import step
 
 if TYPE_CHECKING:
     from dslaunch.review.difference import Difference
@@ -25,6 +27,10 @@ def _site(function: Verb) -> Verb:
         "--config-dir", type=click.Path(path_type=Path),
         help="A site's folder with its own conf/, recipes/ and templates/.",
     )(function)  # fmt: skip
+
+
+def _json(function: Verb) -> Verb:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 @click.command("diff", help=VERBS["diff"], context_settings=_SETTINGS)
@@ -80,7 +86,9 @@ def _print(found: Difference, form: str) -> None:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The HTML file to write."
 )
-def report_verb(words: tuple[str, ...], config_dir: Path | None, output: Path) -> int:
+@_json
+def report_verb(words: tuple[str, ...], config_dir: Path | None, output: Path, as_json: bool) -> int:
+    from dslaunch.review import outputs
     from dslaunch.review.measured import measured
     from dslaunch.review.report import report_html
     from dslaunch.run.folder import write_file
@@ -91,13 +99,13 @@ def report_verb(words: tuple[str, ...], config_dir: Path | None, output: Path) -
     run = measured(wanted.folder) if wanted.folder and not wanted.revision else None
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.parent}. Make it, or give another file.")
-    write_file(output, report_html(found, run))
-    click.echo(f"{output}: {found.plan.name}, {output.stat().st_size // 1024} KiB")
+    with step("draw"):
+        write_file(output, report_html(found, run))
+    if as_json:
+        _echo_json(outputs.Report(str(output), found.plan.name, output.stat().st_size))
+    else:
+        click.echo(f"{output}: {found.plan.name}, {output.stat().st_size // 1024} KiB")
     return 0
-
-
-def _json(function: Verb) -> Verb:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 @click.command("runs", help=VERBS["runs"], context_settings=_SETTINGS)
@@ -111,7 +119,7 @@ def runs_verb(words: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         _echo_json(run_objects(found))
     elif found:
-        _echo_rows(run_rows(found))
+        echo_rows(run_rows(found))
     else:
         click.echo(f"{root}: no runs. Another folder is named by run.root=DIR.", err=True)
     return 0
@@ -131,7 +139,7 @@ def compare_verb(words: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         _echo_json(comparison_object(found))
     else:
-        _echo_rows(comparison_rows(found))
+        echo_rows(comparison_rows(found))
     return 0
 
 
@@ -151,30 +159,31 @@ def _echo_json(value: object) -> None:
     click.echo(to_json(value), nl=False)
 
 
-def _echo_rows(rows: list[tuple[str, ...]]) -> None:
-    from dslaunch.review.columns import lines, width
-
-    for line in lines(rows, width()):
-        click.echo(line)
-
-
 @click.command("review", help=VERBS["review"], context_settings=_SETTINGS)
 @click.argument("words", nargs=-1, metavar="BASE")
 @click.option("--config-dir", type=click.Path(path_type=Path), required=True,
               help="The site's folder, with renderings.yaml where renderings are committed.")  # fmt: skip
 @click.option("--comment", type=click.Path(path_type=Path), help="Write the comment to this file too.")
 @click.option("--sarif", type=click.Path(path_type=Path), help="Write all findings to this file, as SARIF.")
-def review_verb(words: tuple[str, ...], config_dir: Path, comment: Path | None, sarif: Path | None) -> int:
+@click.option("--all", "every", is_flag=True, help="Plan what the change cannot touch too.")
+@_json
+def review_verb(
+    words: tuple[str, ...], config_dir: Path, comment: Path | None, sarif: Path | None, every: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
     from dslaunch import reviewing
     from dslaunch.run.folder import write_file
 
     if len(words) != 1:
         raise ConfigError(f"review takes one revision, such as origin/main; found {listed(words) or 'none'}.")
-    found = reviewing.review(words[0], config_dir)
-    text = reviewing.comment(found, words[0])
+    found = reviewing.review(words[0], config_dir, every=every)
+    text = reviewing.comment(found)
     if comment:
         write_file(comment, text)
     if sarif:
         write_file(sarif, reviewing.sarif(found, config_dir))
-    click.echo(text, nl=False)
-    return 6 if any(each.faults for each in found) else 0
+    if as_json:
+        _echo_json(reviewing.as_output(found))
+    else:
+        click.echo(text, nl=False)
+    return 6 if found.stops else 0

@@ -81,6 +81,13 @@ def _check_default(file: Path, key: str, choice: object, site: Path | None) -> N
         raise ConfigError(f"{shown(file)}: defaults: {error}") from error
 
 
+_MORE = {
+    "cluster": "; sizes are written as 64xTYPE (GPUs) or 8x8xTYPE (nodes x GPUs)",
+    "training": "; LoRA and fine-tuning are recipes of their own, such as recipe=llama3_8b_lora, which `dslaunch "
+    "recipes` lists",
+}
+
+
 def check_choice(group: str, choice: str, site: Path | None) -> None:
     known = names(group, site)
     if choice in known:
@@ -89,7 +96,7 @@ def check_choice(group: str, choice: str, site: Path | None) -> None:
     if group == "cluster" and sized and sized["type"] in known:
         return
     wanted = sized["type"] if group == "cluster" and sized else choice
-    how = "; sizes are written as 64xTYPE (GPUs) or 8x8xTYPE (nodes x GPUs)" if group == "cluster" else ""
+    how = _MORE.get(group, "")
     raise ConfigError(
         f"{group}={choice}: no such {group}. There are {listed(known)}{how}.{nearest(wanted, known)}"
     )

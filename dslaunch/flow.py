@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dslaunch.errors import ConfigError, PlanError
+from dslaunch.output import step
 from dslaunch.paths import data_dirs
 
 if TYPE_CHECKING:
@@ -51,19 +52,38 @@ def configured(request: Request) -> RunConfig:
     if request.component:
         from dslaunch.plan.component import alone
 
-        return alone(config, request.component)
-    return config
+        config = alone(config, request.component, overrides)
+    return _of_site(config, config.engine.name, request.site)
+
+
+def _of_site(config: RunConfig, engine: str, folder: Path | None) -> RunConfig:
+    """The configuration for the version that the site has of the engine's framework, where none is asked for."""
+    from dslaunch.rules.site import site
+
+    version = site(folder).version_for(engine)
+    if config.engine.version or not version:
+        return config
+    pinned = config.engine.model_copy(update={"name": engine, "version": version})
+    return config.model_copy(update={"engine": pinned})
 
 
 def planned(request: Request) -> tuple[RunConfig, Plan, Prediction]:
     """... and plan."""
+    from dslaunch.hardware.efficiency import of_site
     from dslaunch.plan.planner import plan, settled
     from dslaunch.rules.site import site
     from dslaunch.rules.waivers import require_current
 
     require_current(request.accepted)
-    config = configured(request)
-    made, prediction = plan(config, accepted=(*request.accepted, *site(request.site).accept))
+    with step("compose and validate"):
+        config, accepted = configured(request), (*request.accepted, *site(request.site).accept)
+    with step("plan"):
+        tables = of_site(request.site)
+        made, prediction = plan(config, tables, accepted)
+        chosen = _of_site(config, made.engine.name, request.site)
+        if chosen.engine.version not in (config.engine.version, made.engine.version):
+            config = chosen
+            made, prediction = plan(config, tables, accepted)
     return settled(config, made), made, prediction
 
 
@@ -106,10 +126,12 @@ def reviewed(
 
 def explanation(request: Request, prediction: Prediction) -> list[str]:
     """Why the plan is what it is, what would change it, and the smallest cluster that would do."""
-    from dslaunch.hardware.efficiency import SHIPPED
+    from dslaunch.hardware.efficiency import of_site
     from dslaunch.plan.explain import explain
 
-    return explain(configured(request), prediction, SHIPPED)
+    words = [word for word in request.overrides if not word.startswith("strategy=")]
+    free = configured(replace(request, overrides=(*words, "strategy=auto")))
+    return explain(configured(request), free, prediction, of_site(request.site))
 
 
 def refusing(findings: Sequence[Finding], accepted: Sequence[str]) -> list[Finding]:
@@ -128,5 +150,7 @@ def _files(
     from dslaunch.rules.checking import check_rendered
     from dslaunch.rules.site import site
 
-    files = render(plan, prediction, config, data_dirs("templates", request.site))
-    return files, check_rendered(plan, files, selection=site(request.site).selection)
+    with step("render"):
+        files = render(plan, prediction, config, data_dirs("templates", request.site))
+    with step("check"):
+        return files, check_rendered(plan, files, selection=site(request.site).selection)

@@ -1,13 +1,30 @@
-"""Standard output, and what happens where nobody reads it any more (`dslaunch models | head`)."""
+"""What is printed beside a result: notes, steps and progress on standard error; and an output that nobody reads.
+
+-q leaves the result and mistakes; -v adds each step with its seconds. Progress shows on a terminal only, after a
+second.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from dslaunch.arguments import Words
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+T = TypeVar("T")
+_PATIENCE_S = 1.0
+"""What is done by then shows no progress."""
 
 CLOSED = 128 + signal.SIGPIPE
 """Exit status of a program whose output was closed, as a shell reports it."""
@@ -45,3 +62,62 @@ def tell(message: str) -> None:
         click.echo(message)
     except BrokenPipeError:
         discard_output()
+
+
+def note(message: str) -> None:
+    """A line on standard error that -q leaves out."""
+    if not _asked("quiet"):
+        click.echo(message, err=True)
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """A step of the flow: shown while it lasts on a terminal, and said with its seconds under -v."""
+    began = time.perf_counter()
+    with _shown(name, None):
+        yield
+    if _asked("verbose"):
+        click.echo(f"dslaunch: {name}: {time.perf_counter() - began:.2f} s", err=True)
+
+
+@contextmanager
+def bar(name: str, total: int) -> Iterator[Callable[[T], T]]:
+    """Progress over `total` things: what is yielded takes a finished one, and gives it back."""
+    with _shown(name, total) as progress:
+
+        def advance(done: T) -> T:
+            if progress:
+                progress.advance(progress.task_ids[0])
+            return done
+
+        yield advance
+
+
+@contextmanager
+def _shown(name: str, total: int | None) -> Iterator[Progress | None]:
+    """A line of progress from the second second on; None where nobody would see it."""
+    if _asked("quiet") or not sys.stderr or not sys.stderr.isatty():
+        yield None
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    counted = () if total is None else (rich.BarColumn(), rich.MofNCompleteColumn())
+    columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}"), *counted, rich.TimeElapsedColumn())
+    progress = rich.Progress(*columns, console=Console(stderr=True), transient=True)
+    progress.add_task(name, total=total)
+    later = Timer(_PATIENCE_S, progress.start)
+    later.start()
+    try:
+        yield progress
+    finally:
+        later.cancel()
+        later.join()
+        progress.stop()
+
+
+def _asked(how: str) -> bool:
+    """Whether the command line that is being run asks for `quiet` or `verbose`."""
+    context = click.get_current_context(silent=True)
+    words = context.find_object(Words) if context else None
+    return bool(words and getattr(words, how))

@@ -4,24 +4,27 @@ SITE/renderings.yaml says which folders are committed renderings, and of what:
 
     rendered/vla70b: recipe=vla70b cluster=64xA100
 
-A recipe of SITE/recipes that no line names is planned as it stands.
+A recipe of SITE/recipes that no line names is planned as it stands. What the change cannot touch is not planned.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dslaunch.conffiles import loaded
 from dslaunch.errors import ConfigError, DslaunchError
+from dslaunch.output import bar
 from dslaunch.planfile import Finding
+from dslaunch.review import outputs
 from dslaunch.review.diff_markdown import markdown
 from dslaunch.review.difference import Difference, compare
-from dslaunch.review.revision import commit_of
+from dslaunch.review.revision import changed_since
 from dslaunch.review.side import Side
+from dslaunch.review.touched import is_touched
 from dslaunch.rules.checking import fails
 from dslaunch.rules.sarif import format_sarif
 from dslaunch.sides import Named, named, side
@@ -50,6 +53,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Review:
+    """What a change does to the plans of a site."""
+
+    base: str
+    total: int
+    """Plans of the site."""
+    reviewed: tuple[Reviewed, ...]
+    """Those that were planned."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether the change must not land."""
+        return any(each.faults for each in self.reviewed)
+
+
+@dataclass(frozen=True)
 class Reviewed:
     """What became of one plan."""
 
@@ -68,15 +87,20 @@ class Reviewed:
         return bool(self.faults or self.difference is None or self.difference.kinds)
 
 
-def review(base: str, site: Path) -> list[Reviewed]:
-    """Every plan of the site, now and at the revision `base`.
+def review(base: str, site: Path, *, every: bool = False) -> Review:
+    """The plans of the site that a change since the revision `base` can touch, now and then.
+
+    Args:
+        every: plan the others too: a newer dslaunch may render them differently.
 
     Raises:
-        ConfigError: no site, or a renderings.yaml that can't be read.
+        ConfigError: no site, no such revision, or a renderings.yaml that can't be read.
     """
     found = entries(site)
-    commit_of(base, site)
-    return [_reviewed(entry, base, site) for entry in found]
+    changed = changed_since(base, site)
+    wanted = [e for e in found if every or is_touched(e.wanted.overrides, e.folder, changed, site)]
+    with bar(f"{len(wanted)} plans, now and at {base}", len(wanted)) as advance:
+        return Review(base, len(found), tuple(advance(_reviewed(entry, base, site)) for entry in wanted))
 
 
 def entries(site: Path) -> list[Entry]:
@@ -89,15 +113,15 @@ def entries(site: Path) -> list[Entry]:
     return found + [Entry(named(f"recipe={name}"), None) for name in names if name not in rendered]
 
 
-def comment(found: Sequence[Reviewed], base: str) -> str:
+def comment(found: Review) -> str:
     """The text of the one comment, Markdown."""
-    touched = [each for each in found if each.touched]
+    touched = [each for each in found.reviewed if each.touched]
     failing = [each for each in touched if each.faults]
     state = f"{len(failing)} must not land" if failing else "nothing speaks against it"
     lines = [
         MARKER,
-        f"## dslaunch: {len(touched)} of {len(found)} plans change, {state}\n",
-        f"Base: `{base}`\n",
+        f"## dslaunch: {len(touched)} of {found.total} plans change, {state}\n",
+        f"Base: `{found.base}`. The change can touch {len(found.reviewed)} of them; these were planned.\n",
     ]
     text = "\n".join([*lines, *(block for each in touched for block in _blocks(each))])
     if len(text) <= _LONGEST:
@@ -107,9 +131,25 @@ def comment(found: Sequence[Reviewed], base: str) -> str:
     return f"{cut}\n{ended}\n\nThe rest is too long for a comment; the job's output has all of it.\n"
 
 
-def sarif(found: Sequence[Reviewed], site: Path) -> str:
+def sarif(found: Review, site: Path) -> str:
     """All findings, each at a line of the repository: of the rendering, or else of the recipe."""
-    return format_sarif([_placed(each, finding, site) for each in found for finding in each.findings])
+    return format_sarif([_placed(each, finding, site) for each in found.reviewed for finding in each.findings])
+
+
+def as_output(found: Review) -> outputs.Review:
+    """What `dslaunch review --json` prints."""
+    plans = tuple(
+        outputs.ReviewedPlan(
+            plan=each.entry.wanted.word,
+            rendering=str(each.entry.folder) if each.entry.folder else None,
+            faults=each.faults,
+            difference=each.difference,
+            alone=each.alone,
+            findings=each.findings,
+        )
+        for each in found.reviewed
+    )
+    return outputs.Review(found.base, found.total, plans)
 
 
 def _renderings(site: Path) -> Iterator[tuple[str, str]]:

@@ -17,12 +17,16 @@ from dslaunch.planfile.plan import (
     Plan,
     ProgramPlan,
     StagePlan,
+    SupervisionPlan,
     TrainingPlan,
 )
 from dslaunch.planfile.prediction import (
     PREDICTION_SCHEMA,
     Band,
+    Calibration,
     Candidate,
+    CheckpointInterval,
+    EarlierRun,
     Finding,
     MemoryGib,
     Prediction,
@@ -30,15 +34,25 @@ from dslaunch.planfile.prediction import (
     StagePrediction,
     WorstRank,
 )
-from dslaunch.planfile.text import joined, plan_from_json, prediction_from_json, to_json
+from dslaunch.planfile.preflight import PreflightPlan
+from dslaunch.planfile.text import (
+    joined,
+    plan_from_json,
+    prediction_from_json,
+    preflight_from_json,
+    to_json,
+)
 
 __all__ = [
     "PLAN_SCHEMA",
     "PREDICTION_SCHEMA",
     "Band",
+    "Calibration",
     "Candidate",
+    "CheckpointInterval",
     "ClusterPlan",
     "ComponentPlan",
+    "EarlierRun",
     "EnginePlan",
     "FilesPlan",
     "Finding",
@@ -46,14 +60,17 @@ __all__ = [
     "MemoryGib",
     "Plan",
     "Prediction",
+    "PreflightPlan",
     "ProgramPlan",
     "Search",
     "StagePlan",
     "StagePrediction",
+    "SupervisionPlan",
     "TrainingPlan",
     "WorstRank",
     "joined",
     "plan_from_json",
     "prediction_from_json",
+    "preflight_from_json",
     "to_json",
 ]

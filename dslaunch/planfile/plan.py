@@ -50,6 +50,13 @@ class ComponentPlan:
     weight_decay: float
     layers_per_stage: tuple[int, ...]
     stages: tuple[StagePlan, ...]
+    etp: int = 0
+    """Ranks that each routed expert is cut over; 0: tp of them, as the rest of the layer."""
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that each routed expert is cut over."""
+        return self.etp or self.tp
 
     @property
     def ranks(self) -> int:
@@ -71,6 +78,8 @@ class ClusterPlan:
     """This machine: launched without hostfile or scheduler."""
     hosts: tuple[str, ...] = ()
     """Host names, in rank order, where the configuration names them."""
+    nvlink_domain: int = 0
+    """Ranks next to one another that NVLink or Infinity Fabric joins; 1: none, 0: written before it was said."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +110,12 @@ class TrainingPlan:
     weight_decay: float
     warmup_steps: int
     lr_schedule: str
-    """constant | linear | cosine"""
+    """constant | linear | cosine | wsd"""
     min_lr: float
+    lr_decay_steps: int = 0
+    """wsd: last steps, over which the learning rate falls."""
+    lr_decay_shape: str = ""
+    """wsd: linear | cosine | sqrt"""
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,7 @@ class LauncherPlan:
     """Who starts the ranks."""
 
     name: str
-    """auto | local | torchrun | ssh | slurm; auto is resolved at launch."""
+    """auto | local | torchrun | ssh | openmpi | slurm | kubernetes; auto is resolved at launch."""
     python: str
     """Interpreter of the training environment, as the user gave it; empty where it was left open."""
     hostfile: str
@@ -153,6 +166,24 @@ class LauncherPlan:
     """Limit of a collective."""
     pass_env: tuple[str, ...]
     """Environment variables handed over by name; their values are in no file."""
+    runner: str = "auto"
+    """auto | direct | deepspeed | torchrun: who starts the ranks of one host."""
+    transport: str = "ssh"
+    """ssh | pdsh: how launcher=ssh reaches the hosts."""
+    include: str = ""
+    """Hosts and GPUs to use, in DeepSpeed's grammar; empty: all."""
+    exclude: str = ""
+    """Hosts and GPUs to leave out."""
+    hosts_command: str = ""
+    """A shell command that prints the hosts at launch."""
+    subnet: str = ""
+    """The IPv4 network that the ranks' traffic goes over; empty: the frameworks choose."""
+    connections: int = 64
+    """Hosts that launcher=ssh connects to at the same time."""
+    lost_after_s: float = 60.0
+    """Seconds without a sign of life after which launcher=ssh gives a host up."""
+    continuations: int = 0
+    """SLURM jobs queued behind the first, each to go on where the one before failed or ran out of time."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +198,26 @@ class FilesPlan:
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 saves one at the end only."""
     checkpoint_load: str = ""
+
+
+@dataclass(frozen=True)
+class SupervisionPlan:
+    """When a run hangs, and what follows when an attempt fails."""
+
+    restart_max: int = 0
+    """Restarts that may bring no new step."""
+    restart_wait_s: float = 5.0
+    """Seconds before the first restart; doubled with each that brings no new step."""
+    restart_actions: dict[str, str] = field(default_factory=dict)
+    """By cause, what is done in place of the default of dslaunch/run/causes.yaml."""
+    spares: tuple[str, ...] = ()
+    """Hosts that wait to take the place of one that fails."""
+    watchdog_minutes: float = 0.0
+    """Minutes without a step, after the first; 0 is no limit."""
+    watchdog_start_minutes: float = 0.0
+    """Minutes until the first step; 0 is no limit."""
+    node_mtbf_hours: float = 0.0
+    """Mean hours between failures of one node; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -193,4 +244,5 @@ class Plan:
     """The model's configuration as validated: what the program builds from."""
     accepted: tuple[str, ...] = ()
     """Rules that the user waived."""
+    supervision: SupervisionPlan = SupervisionPlan()
     schema: str = PLAN_SCHEMA

@@ -58,11 +58,67 @@ class Band:
     """Published runs of the same kind of software that it rests on."""
     sources: int = 0
     """How many publications printed them."""
+    own: int = 0
+    """Runs of the site's own that it rests on, in place of published ones."""
 
     def describe(self) -> str:
         """Such as `-5 % to +8 %: 9 of 10 of 117 published runs`."""
         width = f"{self.low - 1:+.0%} to {self.high - 1:+.0%}".replace("%", " %")
+        if self.own:
+            return f"{width}: what {self.own} {'run' if self.own == 1 else 'runs'} of yours leave open"
         return f"{width}: 9 of 10 of {self.runs} published runs" if self.runs else width
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """What a run of the same plan measured."""
+
+    run: str
+    """Name of its folder."""
+    step_time_s: float
+    allocated_gib: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What runs of the site's own, taught by `dslaunch calibrate`, changed of the figures."""
+
+    key: str
+    """GPU/software, such as `A100-SXM4-80GB/transformers`."""
+    time: float
+    """By which the shipped rates' seconds are multiplied."""
+    memory: float
+    """By which the components' GPU memory is multiplied."""
+    runs: int
+    plans: int
+    """Different ones among the runs."""
+    shipped_sha256: str
+    """Hash of the rates that are corrected."""
+    measured: tuple[EarlierRun, ...]
+    """Runs of this very plan."""
+
+
+@dataclass(frozen=True)
+class CheckpointInterval:
+    """How often to save: see dslaunch/plan/interval.py."""
+
+    save_s: float
+    """Seconds that training stands still for one checkpoint."""
+    job_mtbf_hours: float
+    """Mean hours between failures of the whole job."""
+    best_s: float
+    """Seconds of work between two checkpoints that lose the least time."""
+    steps: int
+    """The same in optimizer steps."""
+    lost: float
+    """Share of the time that saving, and work done again after failures, take at that interval."""
+
+    def describe(self) -> str:
+        """Such as `checkpoint.every=120 (31 min) loses least: ...`."""
+        return (
+            f"checkpoint.every={self.steps} ({self.best_s / 60:.3g} min) loses least, {self.lost:.1%} of the "
+            f"time: it takes {self.save_s:.3g} s, and the job fails every {self.job_mtbf_hours:.3g} h (Young/Daly)"
+        )
 
 
 @dataclass(frozen=True)
@@ -148,4 +204,8 @@ class Prediction:
     """Of step_time_s."""
     search: Search | None = None
     """None where the layout was pinned."""
+    calibration: Calibration | None = None
+    """None where the site's own runs say nothing of this GPU and software."""
+    checkpoint: CheckpointInterval | None = None
+    """None where checkpoint.save_seconds is not given."""
     schema: str = PREDICTION_SCHEMA

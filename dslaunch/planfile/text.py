@@ -12,10 +12,11 @@ from typing import Any
 from dslaunch.errors import ConfigError
 from dslaunch.planfile.plan import PLAN_SCHEMA, Plan
 from dslaunch.planfile.prediction import PREDICTION_SCHEMA, Prediction
+from dslaunch.planfile.preflight import PREFLIGHT_SCHEMA, PreflightPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 """Of a run, and so of its folder."""
-_READABLE = {PLAN_SCHEMA, PREDICTION_SCHEMA}
+_READABLE = {PLAN_SCHEMA, PREDICTION_SCHEMA, PREFLIGHT_SCHEMA}
 
 
 def to_json(value: Any) -> str:
@@ -52,6 +53,13 @@ def prediction_from_json(text: str, where: str = "prediction.json") -> Predictio
     prediction = _read(Prediction, text, where)
     assert isinstance(prediction, Prediction)
     return prediction
+
+
+def preflight_from_json(text: str, where: str = "preflight.json") -> PreflightPlan:
+    """The PreflightPlan in `text`; raises ConfigError like plan_from_json."""
+    preflight = _read(PreflightPlan, text, where)
+    assert isinstance(preflight, PreflightPlan)
+    return preflight
 
 
 def joined(plan: Plan, prediction: Prediction) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A plan becomes files: `render` gives name -> text, and touches no disk but to read templates.
 
-    templates (site's, then package's) + context (dslaunch.context/1) -> text -> read again and compared
+templates (site's, then package's) + context (dslaunch.context/1) -> text -> read again and compared
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import ComponentPlan, Plan, Prediction, to_json
-from dslaunch.render import huggingface
+from dslaunch.render import huggingface, kubernetes
 from dslaunch.render.accelerate import accelerate_config, accelerate_follows, torch_settings
 from dslaunch.render.context import Context, as_variables, context
 from dslaunch.render.deepspeed import RUNTIME_MODULE, deepspeed_config, trained
@@ -22,6 +22,7 @@ from dslaunch.render.megatron import megatron_flags
 from dslaunch.render.megatron_deepspeed import megatron_deepspeed_config, megatron_deepspeed_flags
 from dslaunch.render.megatron_flags import Flags
 from dslaunch.render.megatron_mimo import megatron_mimo_flags
+from dslaunch.render.preflight import preflight_plan
 from dslaunch.render.program import launch_blocker
 from dslaunch.render.templates import Templates, require_json, require_lines, require_yaml
 from dslaunch.runtime.checks import check_executable
@@ -55,6 +56,7 @@ def render(
     configurations = _ENGINE_FILES[plan.engine.name](plan, config)
     ctx = context(plan, config, ds_config="ds_config.json" in configurations)
     files = {"plan.json": to_json(plan), "prediction.json": to_json(prediction)}
+    files["preflight.json"] = to_json(preflight_plan(plan, config))
     files |= {name: _ds_config(templates, ctx, wanted) for name, wanted in configurations.items()}
     if arguments := _ARGUMENTS.get(plan.engine.name):
         files["megatron_args.txt"] = _megatron_args(templates, ctx, arguments(plan, config))
@@ -69,6 +71,10 @@ def render(
     if ctx.remote:
         files["ds_env"] = _ds_env(templates, ctx)
     files |= {name: templates.render(f"{name}.j2", as_variables(ctx)) for name in _SCRIPTS}
+    if plan.launcher.name == "kubernetes":
+        files[kubernetes.FILE] = _kubernetes(
+            templates, ctx, kubernetes.kubernetes_manifests(plan, config, files)
+        )
     files[MANIFEST] = manifest(files)
     return dict(sorted(files.items()))
 
@@ -139,6 +145,13 @@ def _ds_config(templates: Templates, ctx: Context, wanted: dict[str, Any]) -> st
 def _accelerate(templates: Templates, ctx: Context, wanted: dict[str, Any]) -> str:
     name = "accelerate.yaml.j2"
     text = templates.render(name, {**as_variables(ctx), "config": wanted})
+    require_yaml(templates.path(name), text, wanted)
+    return text
+
+
+def _kubernetes(templates: Templates, ctx: Context, wanted: list[dict[str, Any]]) -> str:
+    name = "kubernetes.yaml.j2"
+    text = templates.render(name, {**as_variables(ctx), "manifests": wanted})
     require_yaml(templates.path(name), text, wanted)
     return text
 

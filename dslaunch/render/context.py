@@ -74,7 +74,11 @@ class Context:
     carried: tuple[Variable, ...]
     """Those of `variables` that DeepSpeed's runner carries to other hosts."""
     pass_env: tuple[str, ...]
+    subnet: str
+    """The IPv4 network whose interface NCCL and Gloo use on each host; empty: they choose."""
     slurm: SlurmContext
+    preflight: bool
+    """job.sbatch asks the nodes how they are before it starts the ranks."""
 
 
 def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
@@ -83,7 +87,8 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
     check_program(config)
     environment = variables(plan, config)
     port = str(plan.launcher.master_port or "")
-    remote = not cluster.local and (cluster.nodes > 1 or bool(cluster.hosts or plan.launcher.hostfile))
+    named = cluster.hosts or plan.launcher.hostfile or plan.launcher.hosts_command
+    remote = not cluster.local and (cluster.nodes > 1 or bool(named))
     return Context(
         schema=CONTEXT_SCHEMA,
         name=plan.name,
@@ -95,7 +100,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         hosts=_hosts(plan),
         hostfile=plan.launcher.hostfile,
         python=plan.launcher.python or "python3",
-        runner="torchrun" if plan.engine.name in _TORCHRUN_ENGINES else "deepspeed",
+        runner=_runner(plan),
         master_port=port or (SEVERAL_NODES_PORT if remote else ""),
         slurm_port=port,
         blocker=launch_blocker(plan, config.engine.extra),
@@ -106,14 +111,24 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         variables=environment,
         carried=carried(environment),
         pass_env=passed_names(plan),
+        subnet=plan.launcher.subnet,
         slurm=slurm_context(plan, config),
+        preflight=config.preflight.enabled,
     )
+
+
+def _runner(plan: Plan) -> str:
+    if plan.launcher.name == "kubernetes":
+        return "torchrun"
+    if plan.launcher.runner in ("deepspeed", "torchrun"):
+        return plan.launcher.runner
+    return "torchrun" if plan.engine.name in _TORCHRUN_ENGINES else "deepspeed"
 
 
 def _hosts(plan: Plan) -> tuple[Host, ...]:
     """The hosts in rank order; none where their names are not known before the launch."""
     cluster = plan.cluster
-    if plan.launcher.hostfile:
+    if plan.launcher.hostfile or plan.launcher.hosts_command:
         return ()
     names = ("localhost",) if cluster.local else cluster.hosts
     for name in names:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from dslaunch.errors import ConfigError
-from dslaunch.planfile import ComponentPlan, Plan
+from dslaunch.planfile import ComponentPlan, Plan, TrainingPlan
+from dslaunch.render.decimals import quotient
 
 ARGUMENTS = "hf_args.json"
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
@@ -67,6 +68,8 @@ def arguments(plan: Plan, component: ComponentPlan) -> dict[str, Any]:
 
 def _schedule(plan: Plan) -> dict[str, Any]:
     training = plan.training
+    if training.lr_schedule == "wsd":
+        return _stable(training)
     if training.lr_schedule == "constant":
         return {"lr_scheduler_type": "constant_with_warmup" if training.warmup_steps else "constant"}
     if training.lr_schedule == "linear" and training.min_lr:
@@ -77,3 +80,20 @@ def _schedule(plan: Plan) -> dict[str, Any]:
     if training.min_lr:
         return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": training.min_lr}}
     return {"lr_scheduler_type": training.lr_schedule}
+
+
+def _stable(training: TrainingPlan) -> dict[str, Any]:
+    """Peak until the last steps; the Trainer's warm-up would rise from where the decay ends."""
+    if training.min_lr and training.warmup_steps:
+        raise ConfigError(
+            f"training.optimizer.min_lr is {training.min_lr}: with schedule wsd the Trainer's warm-up starts "
+            "there, not at 0. Set min_lr or warmup_steps to 0"
+        )
+    return {
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_scheduler_kwargs": {
+            "num_decay_steps": training.lr_decay_steps,
+            "decay_type": {"sqrt": "1-sqrt"}.get(training.lr_decay_shape, training.lr_decay_shape),
+            "min_lr_ratio": quotient(training.min_lr, training.lr),
+        },
+    }

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dslaunch.engines.megatron_catalogue import megatron_deepspeed_catalogue
-from dslaunch.errors import ConfigError
 from dslaunch.model.params import padded_vocab
 from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.render.deepspeed import deepspeed_config, trained
@@ -87,20 +86,13 @@ def megatron_deepspeed_flags(plan: Plan, config: RunConfig) -> Flags:
 
 def _model(name: str, decoder: Decoder, tp: int) -> Flags:
     """The table's rows are padded to a multiple of (--make-vocab-size-divisible-by x tp): one is the table."""
-    biases = {decoder.qkv_bias, decoder.out_bias, decoder.mlp_bias}
-    if len(biases) > 1:
-        raise ConfigError(
-            f"model.components.{name}: qkv_bias {decoder.qkv_bias}, out_bias {decoder.out_bias}, mlp_bias "
-            f"{decoder.mlp_bias}: Megatron-DeepSpeed has a bias on all linear layers, or on none. Take "
-            "engine=megatron, which can have one on qkv alone"
-        )
     rope, base = decoder.position == "rope", "--rotary-position-embeddings-theta"
     return flags(
         num_key_value_heads=decoder.kv_heads,
         kv_channels=decoder.head_dim or decoder.hidden // decoder.heads,
         normalization=decoder.norm,
         layernorm_epsilon=decoder.norm_eps,
-        disable_bias_linear=biases == {False},
+        disable_bias_linear=not decoder.mlp_bias,
         use_rotary_position_embeddings=rope,
         rotary_position_embeddings_theta=whole_base(name, decoder, base) if rope else None,
         no_query_key_layer_scaling=True,

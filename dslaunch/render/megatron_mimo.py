@@ -65,7 +65,7 @@ def _grids(plan: Plan, found: Parts, decoder: Decoder) -> Flags:
         llm_pp=llm.pp,
         llm_dp=llm.dp,
         llm_ep=llm.ep,
-        llm_expt_tp=llm.tp if decoder.experts else None,
+        llm_expt_tp=llm.expert_tp if decoder.experts else None,
     )
 
 

@@ -24,16 +24,18 @@ def model_flags(
     Raises:
         ConfigError: something that Megatron's model cannot express, in this version or in any.
     """
+    # One bias for all linear layers but qkv: the engine's limits.
     return {
         **sizes(name, decoder, plan.training.seq_len),
         **_attention(decoder, catalogue),
         **flags(
             normalization={"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[decoder.norm],
             norm_epsilon=decoder.norm_eps,
-            **_biases(name, decoder),
+            disable_bias_linear=not decoder.mlp_bias,
+            add_qkv_bias=decoder.qkv_bias and not decoder.mlp_bias,
         ),
         **_positions(name, decoder),
-        **_experts(decoder, component, plan),
+        **_experts(decoder, component, plan, catalogue),
         **_further_tokens(name, decoder),
         **_vocabulary(decoder, component.tp, catalogue),
     }
@@ -83,19 +85,6 @@ def _window(decoder: Decoder) -> Flags:
     )
 
 
-def _biases(name: str, decoder: Decoder) -> dict[str, bool]:
-    """Megatron's linear layers have a bias all together, or none but the query, key and value projection."""
-    others = {decoder.out_bias, decoder.mlp_bias}
-    if others == {False}:
-        return {"disable_bias_linear": True, "add_qkv_bias": decoder.qkv_bias}
-    if others == {True} and decoder.qkv_bias:
-        return {}
-    raise ConfigError(
-        f"model.components.{name}: qkv_bias {decoder.qkv_bias}, out_bias {decoder.out_bias}, mlp_bias "
-        f"{decoder.mlp_bias}: Megatron has a bias on all linear layers, on none, or on qkv alone"
-    )
-
-
 def _positions(name: str, decoder: Decoder) -> Flags:
     if decoder.position == "learned":
         return flags(position_embedding_type="learned_absolute")
@@ -115,14 +104,15 @@ _ROUTED_IN_FP32 = 32
 """Experts from which on Megatron's configuration warns of a router in half precision."""
 
 
-def _experts(decoder: Decoder, component: ComponentPlan, plan: Plan) -> Flags:
-    """Routed experts are cut over tp as the rest of the layer is; tokens travel by all-to-all.
+def _experts(decoder: Decoder, component: ComponentPlan, plan: Plan, catalogue: Catalogue) -> Flags:
+    """Routed experts are cut over etp ranks, which are tp unless the plan says so.
 
     Their grouped matrix products are for bf16, from Ampere on.
     """
     experts = decoder.experts
     if experts is None:
         return {}
+    deepep = "deepep" in plan.engine.modes
     dense, mixed = experts.dense_layers, decoder.layers - experts.dense_layers
     return {
         **flags(
@@ -133,14 +123,20 @@ def _experts(decoder: Decoder, component: ComponentPlan, plan: Plan) -> Flags:
             moe_shared_expert_gate=experts.shared_gate,
             moe_layer_freq=f"([0]*{dense}+[1]*{mixed})" if dense else None,
             moe_grouped_gemm=plan.training.precision == "bf16" and not plan.cluster.gpu.startswith("V100"),
-            moe_router_dtype="fp32" if experts.count >= _ROUTED_IN_FP32 else None,
-            moe_token_dispatcher_type="alltoall",
+            moe_router_dtype="fp32" if deepep or experts.count >= _ROUTED_IN_FP32 else None,
+            moe_token_dispatcher_type="flex" if deepep else "alltoall",
             expert_model_parallel_size=component.ep,
-            expert_tensor_parallel_size=component.tp,
+            expert_tensor_parallel_size=component.expert_tp,
         ),
+        **(_deepep(catalogue) if deepep else {}),
         **_choice(experts),
         **_balance(experts),
     }
+
+
+def _deepep(catalogue: Catalogue) -> Flags:
+    """The flexible dispatcher's kernels, which take router probabilities in fp32."""
+    return first_known(catalogue, flags(moe_flex_dispatcher_backend="deepep"), flags(moe_enable_deepep=True))
 
 
 def _choice(experts: Experts) -> Flags:

@@ -14,18 +14,13 @@ def sizes(name: str, decoder: Decoder, seq_len: int) -> Flags:
     """Layers and widths; positions that are rotated or learned are the forks' own.
 
     Raises:
-        ConfigError: a longer sequence than the model has positions, or an architecture without flags.
+        ConfigError: a longer sequence than the model has positions.
     """
     key = f"model.components.{name}"
     if seq_len > decoder.max_positions:
         raise ConfigError(
             f"training.seq_len is {seq_len}, but {key}.max_positions is {decoder.max_positions}: Megatron stops "
             "there. Shorten the sequence, or raise max_positions"
-        )
-    if decoder.post_norms:
-        raise ConfigError(
-            f"{key}.post_norms is true: Megatron's layers have no norm on a branch's output, and no flag for it. "
-            "Take engine=deepspeed or engine=torch with a script that builds the model"
         )
     return flags(
         num_layers=decoder.layers,
@@ -66,9 +61,11 @@ def batch_and_schedule(plan: Plan, component: ComponentPlan) -> Flags:
         optimizer="adam",
         lr=component.lr,
         min_lr=training.min_lr,
-        lr_decay_style=training.lr_schedule,
+        lr_decay_style={"wsd": "WSD"}.get(training.lr_schedule, training.lr_schedule),
         lr_decay_iters=training.steps,
         lr_warmup_iters=training.warmup_steps,
+        lr_wsd_decay_iters=training.lr_decay_steps or None,
+        lr_wsd_decay_style={"sqrt": "minus_sqrt"}.get(training.lr_decay_shape, training.lr_decay_shape) or None,
         adam_beta1=training.betas[0],
         adam_beta2=training.betas[1],
         adam_eps=training.eps,

@@ -1,8 +1,9 @@
 """What sbatch and srun are told: the options of job.sbatch.
 
-GPUs are asked for with --gres=gpu:N, which every GPU cluster's select plugin takes; every task of a node sees
-all of its GPUs, and LOCAL_RANK picks one, as under torchrun. srun gets --cpus-per-task again, for since SLURM
-22.05 it does not inherit it from sbatch, and --mpi=none, since ranks find one another over MASTER_ADDR.
+A task is a rank, or a node where launcher.runner names another runner. GPUs are asked for with --gres=gpu:N, which
+every GPU cluster's select plugin takes; every task of a node sees all of its GPUs, and LOCAL_RANK picks one. srun
+gets --cpus-per-task again, for since SLURM 22.05 it does not inherit it from sbatch, and --mpi=none, since ranks
+find one another over MASTER_ADDR.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ class SlurmContext:
     srun: tuple[str, ...]
     """Options of srun, each a shell word."""
     wrapper: tuple[str, ...]
-    """Words before `bash rank.sh`: the container's command, where srun has no option for it."""
+    """Words before `task`: the container's command, where srun has no option for it."""
+    task: tuple[str, ...]
+    """What each task runs, as shell words: rank.sh, or launch.sh where another runner starts a node's ranks."""
     work_dir: str
     """Folder in the container to work in, as a shell word; empty where it is the folder of the submission."""
     modules: tuple[str, ...]
     setup: tuple[str, ...]
     """Shell lines as the user wrote them."""
     container: bool
+    requeue: int
+    """Times that the job may be put back into the queue."""
 
 
 def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
@@ -57,11 +62,25 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
         directives=(*_directives(plan, config), *slurm.sbatch_extra),
         srun=(*_srun(plan, config), *_pyxis(container)),
         wrapper=_apptainer(container, plan.cluster.accelerator),
+        task=("bash", f'"$DSLAUNCH_RUN_DIR/{"launch" if _by_node(plan) else "rank"}.sh"', "slurm"),
         work_dir=shlex.quote(container.workdir) if container.kind != "none" and container.workdir else "",
         modules=tuple(_one_line("launcher.slurm.modules", name) for name in slurm.modules),
         setup=slurm.setup,
         container=container.kind != "none",
+        requeue=slurm.requeue,
     )
+
+
+def _by_node(plan: Plan) -> bool:
+    """Whether a task is a node, whose ranks torchrun or DeepSpeed's launcher starts, and not a rank."""
+    return plan.launcher.runner in ("torchrun", "deepspeed")
+
+
+def _shape(plan: Plan, config: RunConfig) -> list[str]:
+    """Options of sbatch and srun alike: nodes, tasks of a node, cores of a task."""
+    ranks, cores = plan.cluster.gpus_per_node, _cpus(plan, config)
+    tasks, cores = (1, ranks * cores) if _by_node(plan) else (ranks, cores)
+    return [f"--nodes={plan.cluster.nodes}", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}"]
 
 
 def _cpus(plan: Plan, config: RunConfig) -> int:
@@ -85,6 +104,9 @@ def _directives(plan: Plan, config: RunConfig) -> list[str]:
         f"--nodes={cluster.nodes}",
         f"--ntasks-per-node={cluster.gpus_per_node}",
         f"--cpus-per-task={_cpus(plan, config)}",
+        # A job that SLURM starts again writes on in its log; without a number of times it is not started again.
+        "--open-mode=append",
+        "--requeue" if slurm.requeue else "--no-requeue",
     ]
     if cluster.accelerator != "cpu":
         found.append(f"--gres=gpu:{cluster.gpus_per_node}")
@@ -117,12 +139,10 @@ def _one_line(key: str, text: str) -> str:
 
 
 def _srun(plan: Plan, config: RunConfig) -> list[str]:
-    cluster = plan.cluster
+    nodes, per_node, cores = _shape(plan, config)
+    tasks = plan.cluster.nodes if _by_node(plan) else plan.world_size
     return [
-        f"--nodes={cluster.nodes}",
-        f"--ntasks={plan.world_size}",
-        f"--ntasks-per-node={cluster.gpus_per_node}",
-        f"--cpus-per-task={_cpus(plan, config)}",
+        *(nodes, f"--ntasks={tasks}", per_node, cores),
         "--kill-on-bad-exit=1",
         "--mpi=none",
         "--export=ALL",

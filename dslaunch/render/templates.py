@@ -33,6 +33,7 @@ class Templates:
             autoescape=False,
         )
         self._environment.filters["sh"] = lambda value: shlex.quote(str(value))
+        self._environment.filters["yaml"] = _yaml
         self._environment.filters["json"] = lambda value: to_json(value).removesuffix("\n")
 
     def render(self, name: str, variables: Mapping[str, Any]) -> str:
@@ -66,7 +67,29 @@ class Templates:
         return f"{own[-1].filename}:{own[-1].lineno}" if own else str(self.path(name))
 
 
-_HINT = "A template sees the fields of dslaunch.context/1 (dslaunch/render/context.py), and filters json and sh"
+_HINT = (
+    "A template sees the fields of dslaunch.context/1 (dslaunch/render/context.py), and filters json, yaml and sh"
+)
+
+
+class _Blocks(yaml.SafeDumper):  # type: ignore[misc]
+    """Texts of several lines as blocks, as one reads them, and what occurs twice written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Blocks.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, "|" if "\n" in text else None
+    ),
+)
+
+
+def _yaml(value: Any) -> str:
+    text: str = yaml.dump(value, Dumper=_Blocks, sort_keys=False, allow_unicode=True, width=1000)
+    return text.rstrip("\n")
 
 
 def require_json(path: Path, text: str, expected: Any) -> None:
@@ -87,13 +110,16 @@ def require_json(path: Path, text: str, expected: Any) -> None:
 def require_yaml(path: Path, text: str, expected: Any) -> None:
     """The same for YAML."""
     try:
-        found = yaml.safe_load(text)
+        documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
         raise ConfigError(
             f"{path}: what it renders is not YAML: {error}. Write values with the filter json"
         ) from error
+    found = documents if isinstance(expected, list) else documents[0] if documents else None
     if difference := first_difference(expected, found):
-        raise ConfigError(f"{path}: {difference}. A template places what was planned; change the plan instead")
+        raise ConfigError(
+            f"{path}: {difference}. A template places what was planned; change the plan instead"
+        )
 
 
 def require_lines(path: Path, text: str, expected: Sequence[str]) -> None:

@@ -103,6 +103,7 @@ def layout_changes(before: Plan, after: Plan) -> tuple[LayoutChange, ...]:
 def layout_words(c: ComponentPlan) -> str:
     """Such as `TP8 PP4 DP2 ZeRO-1, recompute selective, batch 1 x 256 x 2, ranks 0-63`."""
     more = "".join(f" {k}{v}" for k, v in (("VPP", c.vpp), ("CP", c.cp), ("EP", c.ep)) if v > 1)
+    more += f" ETP{c.etp}" if c.etp else ""
     offload = "" if c.offload == "none" else f", offload {c.offload}"
     recompute = "" if c.recompute == "none" else f", recompute {c.recompute}"
     return (

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dslaunch.hardware.topology import describe
-from dslaunch.planfile import Candidate, Finding, Plan, Prediction
+from dslaunch.planfile import Candidate, EarlierRun, Finding, Plan, Prediction
 from dslaunch.planfile.plan import Setting
 from dslaunch.schema.config import RunConfig
 
@@ -46,6 +46,10 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction, explanation: Seq
     console.print(_peak(plan, prediction), soft_wrap=True)
     console.print()
     console.print(_time(plan, prediction), soft_wrap=True)
+    if prediction.checkpoint:
+        console.print(prediction.checkpoint.describe(), soft_wrap=True, markup=False)
+    for line in _calibration_lines(prediction):
+        console.print(line, soft_wrap=True, markup=False)
     _show_candidates(console, prediction)
     _show_search(console, prediction)
     _show_findings(console, prediction)
@@ -87,6 +91,7 @@ def _layout(plan: Plan) -> Table:
     for name, c in plan.components.items():
         trains = "" if c.trainable else " frozen"
         degrees = "".join(f" {k} {v}" for k, v in (("vpp", c.vpp), ("cp", c.cp), ("ep", c.ep)) if v > 1)
+        degrees += f" etp {c.etp}" if c.etp else ""
         offload = "" if c.offload == "none" else f" +{c.offload}"
         table.add_row(
             name, f"{_count(c.params)}{trains}", str(c.tp), f"{c.pp}{degrees}", str(c.dp), f"{c.zero}{offload}",
@@ -139,6 +144,28 @@ def _time(plan: Plan, prediction: Prediction) -> str:
         f"bubble {prediction.bubble:.1%}; {steps:,} steps "
         f"{_seconds(prediction.step_time_s * steps)}{price} ({prediction.band}; loading data not counted)"
     )
+
+
+def _calibration_lines(prediction: Prediction) -> list[str]:
+    """What the site's own runs corrected, and what runs of this very plan measured."""
+    found = prediction.calibration
+    if found is None:
+        return []
+    return [
+        f"corrected by efficiency.yaml for {found.key}: time x{found.time:.3g}, memory x{found.memory:.3g} "
+        f"(runs: {found.runs}, of different plans: {found.plans})",
+        *(
+            f"measured in {run.run}: step {_seconds(run.step_time_s)}, predicted "
+            f"{_seconds(prediction.step_time_s)}" + _allocated(run, prediction)
+            for run in found.measured
+        ),
+    ]
+
+
+def _allocated(run: EarlierRun, prediction: Prediction) -> str:
+    if run.allocated_gib is None:
+        return ""
+    return f"; allocated {run.allocated_gib:.1f} GiB, predicted {prediction.allocated_gib:.1f}"
 
 
 def _count(params: int) -> str:

@@ -9,7 +9,7 @@ from dslaunch.planfile import Plan
 from dslaunch.review.changes import FileChange, KeyChange
 from dslaunch.review.side import Side
 
-_SHARDING = ("tp", "pp", "vpp", "ep", "dp", "zero", "layers_per_stage")
+_SHARDING = ("tp", "pp", "vpp", "ep", "etp", "dp", "zero", "layers_per_stage")
 _TIGHT = 0.05
 """Share of a GPU's limit below which room is worth a question."""
 

@@ -1,6 +1,7 @@
 """Where ranks stand: each component's grid laid over nodes and GPUs, and what its groups cross.
 
-Rank = offset + tp_i + TP * (cp_i + CP * (dp_i + DP * pp_i)), Megatron's and DeepSpeed's order.
+Rank = offset + tp_i + TP * (cp_i + CP * (dp_i + DP * pp_i)), Megatron's and DeepSpeed's order; of experts
+etp_i + ETP * (ep_i + EP * ...), without cp (megatron/core/parallel_state.py, core 0.16).
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dslaunch.planfile import ComponentPlan, Plan
+
+_NARROW = "\u00a0"
+"""Between a name and its number, so that a cell folds at its commas alone."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Row:
     replicas: str
     """`dp 0-3`, those of the row; empty where the component is not there."""
     cells: tuple[Cell, ...]
+    domains: str
+    """The NVLink domains that hold them, `0-15`; empty where there are none, or where the plan does not say."""
 
     @property
     def name(self) -> str:
@@ -52,11 +58,11 @@ class Group:
     """Ranks that talk to one another, by the example of the first group."""
 
     what: str
-    """tp | cp | dp | pp | ep"""
+    """tp | cp | dp | pp | ep | etp"""
     size: int
     ranks: str
     crosses: str
-    """`inside a node`, or `2 nodes`."""
+    """`inside a node`, or `2 nodes`, and over which link as far as the plan says."""
 
 
 def rows(plan: Plan, component: ComponentPlan) -> list[Row]:
@@ -65,13 +71,25 @@ def rows(plan: Plan, component: ComponentPlan) -> list[Row]:
     places: list[list[Place]] = []
     for node in range(plan.cluster.nodes):
         cells, here = _node(plan, component, node)
+        first = node
         if found and found[-1].cells == cells:
-            places[-1] += here
-            found[-1] = Row(found[-1].first, node, _replicas(places[-1]), cells)
-        else:
-            places.append(here)
-            found.append(Row(node, node, _replicas(here), cells))
+            first = found.pop().first
+            here = places.pop() + here
+        places.append(here)
+        found.append(Row(first, node, _replicas(here), cells, _domains(plan, first, node)))
     return found
+
+
+def domain_words(plan: Plan) -> str:
+    """What NVLink joins, in a sentence; empty where the plan does not say."""
+    size, node = plan.cluster.nvlink_domain, plan.cluster.gpus_per_node
+    if not size:
+        return ""
+    if size == 1:
+        return "NVLink joins no GPUs here."
+    where = "a node" if size == node else f"{size // node} nodes" if size > node else "a part of a node"
+    count = plan.world_size // size
+    return f"An NVLink domain is {where}, {size} GPUs; there are {count:,}, joined by the network."
 
 
 def groups(plan: Plan, component: ComponentPlan) -> list[Group]:
@@ -80,7 +98,8 @@ def groups(plan: Plan, component: ComponentPlan) -> list[Group]:
     strides = {
         "tp": (c.tp, 1),
         "cp": (c.cp, c.tp),
-        "ep": (c.ep, c.tp * c.cp),
+        "ep": (c.ep, c.expert_tp),
+        "etp": (c.etp, 1),
         "dp": (c.dp, c.tp * c.cp),
         "pp": (c.pp, c.tp * c.cp * c.dp),
     }
@@ -113,11 +132,11 @@ def _cell(component: ComponentPlan, gpu: int, at: Place | None) -> Cell:
 
 def _coordinates(component: ComponentPlan, at: Place) -> Iterator[str]:
     if component.pp > 1:
-        yield f"stage {at.pp}"
+        yield f"stage{_NARROW}{at.pp}"
     if component.cp > 1:
-        yield f"cp {at.cp}"
+        yield f"cp{_NARROW}{at.cp}"
     if component.tp > 1:
-        yield f"tp {at.tp}"
+        yield f"tp{_NARROW}{at.tp}"
 
 
 def _replicas(places: list[Place]) -> str:
@@ -127,10 +146,34 @@ def _replicas(places: list[Place]) -> str:
     return f"dp {low}" if low == high else f"dp {low}-{high}"
 
 
+def _domains(plan: Plan, first: int, last: int) -> str:
+    """The domains that hold the nodes from `first` to `last`."""
+    size, node = plan.cluster.nvlink_domain, plan.cluster.gpus_per_node
+    if size <= 1:
+        return ""
+    low, high = first * node // size, ((last + 1) * node - 1) // size
+    return str(low) if low == high else f"{low}-{high}"
+
+
 def _group(plan: Plan, component: ComponentPlan, name: str, size: int, stride: int) -> Group:
     first = component.rank_offset
     ranks = range(first, first + size * stride, stride)
-    nodes = {rank // plan.cluster.gpus_per_node for rank in ranks}
     shown = [str(rank) for rank in ranks]
     text = ", ".join(shown if size <= 8 else [*shown[:3], "...", shown[-1]])
-    return Group(name, size, text, "inside a node" if len(nodes) == 1 else f"{len(nodes)} nodes")
+    return Group(name, size, text, _crossing(plan, ranks))
+
+
+def _crossing(plan: Plan, ranks: range) -> str:
+    """What the first group crosses; its ranks stand `ranks.step` apart."""
+    nodes = len({rank // plan.cluster.gpus_per_node for rank in ranks})
+    where = "inside a node" if nodes == 1 else f"{nodes} nodes"
+    size = plan.cluster.nvlink_domain
+    if not size:
+        return where
+    domains = len({rank // size for rank in ranks})
+    if size > 1 and domains == 1:
+        return f"{where}, over NVLink"
+    if nodes == 1:
+        return f"{where}, without NVLink"
+    apart = "" if size == 1 or domains == nodes else f" in {domains} NVLink domains"
+    return f"{where}{apart}, over the network"

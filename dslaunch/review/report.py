@@ -15,7 +15,7 @@ from dslaunch.review.changes import layout_words
 from dslaunch.review.figures_text import amount
 from dslaunch.review.html import html_page
 from dslaunch.review.measured import CURVES, Measured, comparison, event_rows
-from dslaunch.review.rank_map import groups, rows
+from dslaunch.review.rank_map import domain_words, groups, rows
 from dslaunch.review.side import Side
 from dslaunch.review.timeline import ONCE, Span, merged, spans
 from dslaunch.rules.output import page
@@ -50,6 +50,7 @@ def report_html(side: Side, run: Measured | None) -> str:
         equation=list(_equation(plan)),
         memory=_memory(plan, prediction) if prediction else None,
         timelines=list(_timelines(plan, prediction)) if prediction else [],
+        nvlink=domain_words(plan),
         maps=[(name, rows(plan, c), groups(plan, c)) for name, c in plan.components.items()],
         candidates=_candidates(prediction) if prediction else None,
         findings=[(finding, _page_of(finding)) for finding in side.findings],

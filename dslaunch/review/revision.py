@@ -8,12 +8,12 @@ import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from dslaunch.errors import ConfigError
 
-SITE_FOLDERS = ("conf", "recipes", "templates", "dslaunch.yaml")
+SITE_FOLDERS = ("conf", "recipes", "templates", "dslaunch.yaml", "efficiency.yaml")
 _LIMIT_S = 60.0
 
 
@@ -52,6 +52,14 @@ def commit_of(revision: str, folder: Path) -> str:
     """The full id of a commit of the checkout that `folder` is in; raises ConfigError where there is none."""
     words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     return _git(_existing(folder), *words).decode().strip()
+
+
+def changed_since(revision: str, folder: Path) -> list[PurePosixPath]:
+    """The files inside `folder` that are not as they were at `revision`: changed, new, not committed, or gone."""
+    sha = commit_of(revision, folder)
+    tracked = _git(folder, "diff", "--name-only", "--no-renames", "--relative", "-z", sha, "--", ".")
+    new = _git(folder, "ls-files", "--others", "--exclude-standard", "-z", "--", ".")
+    return [PurePosixPath(os.fsdecode(name)) for name in (tracked + new).split(b"\0") if name]
 
 
 def _existing(folder: Path) -> Path:

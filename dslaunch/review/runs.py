@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,58 @@ from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_
 from dslaunch.review.changes import layout_words, plan_keys, shown_key
 from dslaunch.review.figures_text import value
 from dslaunch.review.measured import Measured, measured
+from dslaunch.run.now import look
+from dslaunch.run.records import furthest, read_ranks
 
 RUNS_SCHEMA = "dslaunch.runs/1"
 COMPARE_SCHEMA = "dslaunch.compare/1"
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """A run as `--json` shows it. What was measured is null where the program wrote no metrics."""
+
+    run: str
+    """Its folder."""
+    state: str
+    """`unreadable` where the folder can't be read; `why` says why, and nothing else is known."""
+    why: str = ""
+    exit_status: int | None = None
+    recipe: str = ""
+    engine: str = ""
+    gpus: int | None = None
+    gpu: str = ""
+    global_batch: int | None = None
+    steps: int | None = None
+    steps_done: int = 0
+    last_loss: float | None = None
+    lowest_loss: float | None = None
+    step_time_s: float | None = None
+    """Median over the second half of the steps, as tokens_per_s."""
+    predicted_step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    predicted_tokens_per_s: float | None = None
+    peak_memory_gib: float | None = None
+    predicted_allocated_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """`dslaunch runs --json`"""
+
+    runs: tuple[RunFigures, ...]
+    """The last one first."""
+    schema: str = RUNS_SCHEMA
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`dslaunch compare --json`"""
+
+    runs: tuple[RunFigures, ...]
+    differences: dict[str, tuple[Any, ...]]
+    """Key of plan.json -> a value a run, of the keys whose values differ."""
+    schema: str = COMPARE_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -64,16 +113,16 @@ def run_rows(found: Sequence[Run | Unreadable]) -> list[tuple[str, ...]]:
     return [_row(run) for run in found]
 
 
-def run_objects(found: Sequence[Run | Unreadable]) -> dict[str, Any]:
-    """`{"schema": "dslaunch.runs/1", "runs": [...]}`; figures are None where nothing was measured."""
-    return {"schema": RUNS_SCHEMA, "runs": [_object(run) for run in found]}
+def run_objects(found: Sequence[Run | Unreadable]) -> Runs:
+    return Runs(tuple(_figures(run) for run in found))
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """(name, a value a run): state and figures, then the keys of the plans that differ."""
-    objects = [_object(run) for run in runs]
+    objects = [asdict(_figures(run)) for run in runs]
     rows = [("", *(run.folder.name for run in runs))]
-    rows += [(name, *(_said(each[name]) for each in objects)) for name in objects[0] if name != "run"]
+    shown = [name for name in objects[0] if name not in ("run", "why")]
+    rows += [(name, *(_said(each[name]) for each in objects)) for name in shown]
     rows += [
         (f"layout of {name}", *(_layout(run, name) for run in runs))
         for name in dict.fromkeys(name for run in runs for name in run.plan.components)
@@ -81,13 +130,9 @@ def comparison_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     return rows + [(key, *map(value, values)) for key, values in _differing(runs).items()]
 
 
-def comparison_object(runs: Sequence[Run]) -> dict[str, Any]:
-    """`{"schema": "dslaunch.compare/1", "runs": [...], "differences": {key: [a value a run]}}`."""
-    return {
-        "schema": COMPARE_SCHEMA,
-        "runs": [_object(run) for run in runs],
-        "differences": _differing(runs),
-    }
+def comparison_object(runs: Sequence[Run]) -> Comparison:
+    differences = {key: tuple(values) for key, values in _differing(runs).items()}
+    return Comparison(tuple(_figures(run) for run in runs), differences)
 
 
 def _run(folder: Path) -> Run | Unreadable:
@@ -114,39 +159,45 @@ def _row(run: Run | Unreadable) -> tuple[str, ...]:
     if isinstance(run, Unreadable):
         return run.folder.name, "unreadable", "", "", "", run.why
     steps, plan = run.measured.steps, run.plan
-    reached = f"step {steps[-1]['step']}/{plan.training.steps}" if steps else ""
+    done = _done(run)
+    reached = f"step {done}/{plan.training.steps}" if done else ""
     loss = f"loss {run.measured.last_loss:.4g}" if steps else ""
     rate = run.measured.middle("tokens_per_s")
     speed = "nothing measured" if rate is None else f"{rate:,.0f} tokens/s"
     what = f"{plan.recipe} on {plan.world_size} x {plan.cluster.gpu}"
-    return run.folder.name, run.measured.state.status, what, reached, loss, speed
+    return run.folder.name, look(run.folder).standing, what, reached, loss, speed
 
 
-def _object(run: Run | Unreadable) -> dict[str, Any]:
+def _figures(run: Run | Unreadable) -> RunFigures:
     if isinstance(run, Unreadable):
-        return {"run": str(run.folder), "state": "unreadable", "why": run.why}
+        return RunFigures(str(run.folder), "unreadable", run.why)
     found = run.measured
-    losses = [float(row["loss"]) for row in found.steps]
-    return {
-        "run": str(run.folder),
-        "state": found.state.status,
-        "exit_status": found.state.exit_status,
-        "recipe": run.plan.recipe,
-        "engine": run.plan.engine.name,
-        "gpus": run.plan.world_size,
-        "gpu": run.plan.cluster.gpu,
-        "global_batch": run.plan.global_batch,
-        "steps": run.plan.training.steps,
-        "steps_done": found.steps[-1]["step"] if found.steps else 0,
-        "last_loss": found.last_loss,
-        "lowest_loss": min(losses, default=None),
-        "step_time_s": found.middle("step_time_s"),
-        "predicted_step_time_s": run.prediction.step_time_s,
-        "tokens_per_s": found.middle("tokens_per_s"),
-        "predicted_tokens_per_s": run.prediction.tokens_per_s,
-        "peak_memory_gib": max((float(row["memory_gib"]) for row in found.steps), default=None),
-        "predicted_allocated_gib": run.prediction.allocated_gib,
-    }
+    return RunFigures(
+        run=str(run.folder),
+        state=look(run.folder).standing,
+        exit_status=found.state.exit_status,
+        recipe=run.plan.recipe,
+        engine=run.plan.engine.name,
+        gpus=run.plan.world_size,
+        gpu=run.plan.cluster.gpu,
+        global_batch=run.plan.global_batch,
+        steps=run.plan.training.steps,
+        steps_done=_done(run),
+        last_loss=found.last_loss,
+        lowest_loss=min((float(row["loss"]) for row in found.steps), default=None),
+        step_time_s=found.middle("step_time_s"),
+        predicted_step_time_s=run.prediction.step_time_s,
+        tokens_per_s=found.middle("tokens_per_s"),
+        predicted_tokens_per_s=run.prediction.tokens_per_s,
+        peak_memory_gib=max((float(row["memory_gib"]) for row in found.steps), default=None),
+        predicted_allocated_gib=run.prediction.allocated_gib,
+    )
+
+
+def _done(run: Run) -> int:
+    """Steps that the program measured, or else that every rank of it noted; 0 where it tells none."""
+    steps = run.measured.steps
+    return int(steps[-1]["step"]) if steps else furthest(read_ranks(run.folder / "ranks"))
 
 
 def _said(figure: object) -> str:

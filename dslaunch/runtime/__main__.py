@@ -3,7 +3,8 @@
 A launcher (deepspeed, torchrun, srun) sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 DSLAUNCH_RUN_DIR is where metrics, TensorBoard files and checkpoints go; without it, the plan's folder.
 
-Exit status: 0 done; 1 a rank failed; 2 the plan, or what it names, can't be executed.
+Exit status: 0 done; 1 a rank failed; 2 the plan, or what it names, can't be executed; 143 SIGTERM asked for an
+end, and a checkpoint is saved.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from dslaunch.errors import DslaunchError
@@ -38,9 +40,7 @@ def main(argv: list[str]) -> int:
         if options.show:
             print(_shown(options.plan))
             return 0
-        from dslaunch.runtime.program import run
-
-        run(options.plan, os.environ, enter)
+        return _trained(options.plan, enter)
     except DslaunchError as error:
         # The same on every rank, or on every rank of a host: one message per host is enough.
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -54,6 +54,18 @@ def main(argv: list[str]) -> int:
         where = f"rank {os.environ.get('RANK', '?')} on {socket.gethostname()}"
         print(f"{_SAYS}{where} failed while {phase[0]}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+
+
+def _trained(plan: Path, enter: Callable[[str], None]) -> int:
+    from dslaunch.runtime.program import run
+    from dslaunch.runtime.stopping import STATUS, Stopped
+
+    try:
+        run(plan, os.environ, enter)
+    except Stopped as stopped:
+        if os.environ["RANK"] == "0":
+            print(f"{_SAYS}{stopped}", file=sys.stderr)
+        return STATUS
     return 0
 
 

@@ -2,6 +2,7 @@
 
     DIR/step-00000020/              the strategy's own files (DeepSpeed's, or torch's distributed format);
                                     under the engine native DeepSpeed's, in a folder for each component
+    DIR/step-00000020/files.json    sizes and checksums of the files
     DIR/step-00000020/dslaunch.json the step, and which layouts can read it
     DIR/latest                      step-00000020; written last, in one move
 """
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.runtime.engines import Engine
+from dslaunch.runtime.intact import LIST, is_intact, list_files
 from dslaunch.runtime.world import World
 
 CHECKPOINT_SCHEMA = "dslaunch.checkpoint/1"
@@ -57,7 +59,9 @@ def save(engine: Engine, plan: Plan, world: World, step: int, root: Path) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     engine.save(folder)
     dist.barrier()
+    files = list_files(folder, world)
     if world.rank == 0:
+        _replace(folder / LIST, files)
         _replace(folder / _NOTE, json.dumps(asdict(note_of(plan, step)), sort_keys=True) + "\n")
         _replace(root / "latest", folder.name + "\n")
     return folder
@@ -77,6 +81,21 @@ def find(path: Path) -> Path:
             "`checkpoints` of a run, or one of the step folders in it."
         )
     return folder
+
+
+def newest_intact(root: Path, world: World) -> Path | None:
+    """The newest whole checkpoint under `root`, for a run that goes on; every rank calls it.
+
+    None where there is none. One that is broken is named and passed over.
+    """
+    found: list[list[Path]] = [sorted(path.parent for path in root.glob(f"step-*/{_NOTE}"))]
+    dist.broadcast_object_list(found)
+    for folder in reversed(found[0]):
+        if is_intact(folder, world):
+            return folder
+        if world.rank == 0:
+            print(f"{folder} is broken and passed over: a file is missing, or not as it was written", flush=True)
+    return None
 
 
 def check_readable(folder: Path, plan: Plan) -> int:

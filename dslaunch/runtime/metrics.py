@@ -90,7 +90,7 @@ class Recorder:
     def __init__(self, folder: Path, start: int, steps: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.steps = steps
+        self.folder, self.steps = folder, steps
         folder.mkdir(parents=True, exist_ok=True)
         self.lines = _continued(folder / "metrics.jsonl", start)
         self.board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
@@ -104,6 +104,13 @@ class Recorder:
                 self.board.add_scalar(name, value, metrics.step)
         self.board.flush()
         print(progress(metrics, self.steps), flush=True)
+
+    def saved(self, step: int, folder: Path, seconds: float) -> None:
+        """Note a checkpoint in checkpoints.jsonl, from which the best interval is told."""
+        row = {"step": step, "save_time_s": seconds, "folder": str(folder)}
+        with (self.folder / "checkpoints.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+        print(f"saved {folder} in {seconds:.1f} s", flush=True)
 
     def close(self) -> None:
         self.lines.close()

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from dslaunch import progress
 from dslaunch.planfile import Plan
 from dslaunch.runtime import checkpoints
 from dslaunch.runtime.checks import check_executable, read_plan
 from dslaunch.runtime.data import open_data
 from dslaunch.runtime.engines import Engine, Enter, make_engine
 from dslaunch.runtime.metrics import Recorder, measure
+from dslaunch.runtime.stopping import Stopped, StopRequest
 from dslaunch.runtime.world import World, join_world, read_world
 
 
@@ -22,18 +24,24 @@ def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
 
     Raises:
         DslaunchError: a plan that the runtime does not execute, or a mistake in what it names.
+        Stopped: SIGTERM asked for an end, and a checkpoint is saved.
     """
+    progress.watch()
     enter("reading the plan")
     plan = read_plan(plan_path)
     check_executable(plan)
     world = read_world(env, plan)
     folder = Path(env.get("DSLAUNCH_RUN_DIR") or plan_path.parent)
-    resumed = checkpoints.find(Path(plan.files.checkpoint_load)) if plan.files.checkpoint_load else None
-    start = checkpoints.check_readable(resumed, plan) if resumed else 0
+    given = checkpoints.find(Path(plan.files.checkpoint_load)) if plan.files.checkpoint_load else None
+    if given and not progress.resuming():
+        checkpoints.check_readable(given, plan)  # before the ranks meet: none waits for one that has refused
     enter("opening the data")
     data = open_data(plan)
     enter("meeting the other ranks")
     join_world(world, plan)
+    own = checkpoints.newest_intact(checkpoint_dir(plan, folder), world) if progress.resuming() else None
+    resumed = own or given
+    start = checkpoints.check_readable(resumed, plan) if resumed else 0
     enter("building the model")
     engine = make_engine(plan, world, data, plan_path.parent, enter)
     if resumed:
@@ -43,10 +51,19 @@ def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
     dist.destroy_process_group()
 
 
+def checkpoint_dir(plan: Plan, folder: Path) -> Path:
+    """Where this run saves."""
+    return Path(plan.files.checkpoint_dir or folder / "checkpoints")
+
+
 def train(engine: Engine, plan: Plan, world: World, folder: Path, start: int, enter: Enter) -> None:
-    """Steps `start` to the plan's last, with their metrics and checkpoints."""
+    """Steps `start` to the plan's last, with their metrics and checkpoints.
+
+    Raises:
+        Stopped: SIGTERM asked for an end, and a checkpoint is saved.
+    """
+    request = StopRequest()
     recorder = Recorder(folder, start, plan.training.steps) if world.rank == 0 else None
-    checkpoint_dir = Path(plan.files.checkpoint_dir or folder / "checkpoints")
     if recorder and start >= plan.training.steps:
         print(f"the checkpoint is at step {start} of {plan.training.steps}: nothing to train", flush=True)
     for step in range(start, plan.training.steps):
@@ -56,11 +73,16 @@ def train(engine: Engine, plan: Plan, world: World, folder: Path, start: int, en
         metrics = measure(step + 1, result, time.perf_counter() - began, plan, world)
         if recorder:
             recorder.write(metrics)
-        if is_saved(step + 1, plan):
+        progress.step(step + 1)
+        ends = request.agreed(world)
+        if ends or is_saved(step + 1, plan):
             enter(f"saving step {step + 1}")
-            saved = checkpoints.save(engine, plan, world, step + 1, checkpoint_dir)
+            began = time.perf_counter()
+            saved = checkpoints.save(engine, plan, world, step + 1, checkpoint_dir(plan, folder))
             if recorder:
-                print(f"saved {saved}", flush=True)
+                recorder.saved(step + 1, saved, time.perf_counter() - began)
+        if ends and step + 1 < plan.training.steps:
+            raise Stopped(f"SIGTERM: ended after step {step + 1} of {plan.training.steps}, which is saved")
     if recorder:
         recorder.close()
 

@@ -15,14 +15,21 @@ def lr_factor(step: int, training: TrainingPlan, peak: float) -> float:
     """What `peak` is multiplied by in step `step` (from 0).
 
     The warm-up rises in equal parts and reaches the peak with its last step; then the shape runs from the
-    peak towards min_lr, which it would reach in step `training.steps`.
+    peak towards min_lr, which it would reach in step `training.steps`. wsd stays at the peak until the last
+    `lr_decay_steps`.
     """
     if step < training.warmup_steps:
         return (step + 1) / training.warmup_steps
-    done = (step - training.warmup_steps) / max(1, training.steps - training.warmup_steps)
-    shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+    falls = training.lr_decay_steps or training.steps - training.warmup_steps
+    done = max(0.0, (step - (training.steps - falls)) / max(1, falls))
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+        "sqrt": 1.0 - math.sqrt(done),
+    }
     floor = min(1.0, training.min_lr / peak)
-    return floor + (1.0 - floor) * shape[training.lr_schedule]
+    return floor + (1.0 - floor) * shape[training.lr_decay_shape or training.lr_schedule]
 
 
 def make_scheduler(optimizer: Optimizer, training: TrainingPlan) -> LambdaLR:

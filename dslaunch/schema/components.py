@@ -19,7 +19,8 @@ class _Component(Part):
     train_layers: Annotated[tuple[int, ...], Field(strict=False)] = ()
     """Layers that `train: layers` trains; negative ones count from the end, -1 is the last."""
     train_ends: Annotated[tuple[Literal["stem", "tail"], ...], Field(strict=False)] = ()
-    """What `train: layers` trains besides: what stands before the first layer, or after the last."""
+    """What trains besides: what stands before the first layer, or after the last. Beside adapters it is a
+    copy that trains (peft's modules_to_save)."""
     passes: Positive = 1
     """Forward passes per sample: 3 for three cameras, 8 for eight diffusion steps."""
     lr: PositiveFloat | None = None
@@ -35,11 +36,11 @@ class _Component(Part):
                 f"train is {self.train} and lora is {'not ' if adapts else ''}given: adapters need both "
                 "`train: lora` (or qlora) and `lora: {rank: 16}`"
             )
-        chosen = bool(self.train_layers or self.train_ends)
+        chosen = bool(self.train_layers or (self.train_ends and not adapts))
         if (self.train == "layers") != chosen:
             raise ValueError(
                 f"train is {self.train} and train_layers is {list(self.train_layers)}: `train: layers` needs "
-                "train_layers or train_ends, such as train_layers: [-2, -1]; no other does"
+                "train_layers or train_ends, such as train_layers: [-2, -1]; adapters may have train_ends"
             )
         return self
 
@@ -96,6 +97,8 @@ class Decoder(_Layered):
     """Longest sequence; rows of the table where positions are learned."""
     rope_theta: PositiveFloat = 10000.0
     norm_eps: PositiveFloat = 1e-5
+    sinks: bool = False
+    """A learnt number per head and layer that takes part in attention's softmax (gpt-oss)."""
     experts: Experts | None = None
     mla: LatentAttention | None = None
     mtp_layers: NonNegative = 0

@@ -10,7 +10,9 @@ from dslaunch.schema.base import Name, Part, Positive, Texts
 from dslaunch.schema.cluster import Cluster
 from dslaunch.schema.launch import Checkpoint, Data, Engine, Goal, Launcher, Run
 from dslaunch.schema.model import Model
+from dslaunch.schema.preflight import Preflight
 from dslaunch.schema.strategy import ComponentStrategy, Strategy
+from dslaunch.schema.supervision import Restart, Watchdog
 from dslaunch.schema.training import Training
 
 Layout = dict[Name, ComponentStrategy]
@@ -37,6 +39,9 @@ class RunConfig(Part):
     data: Data = Data()
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
+    restart: Restart = Restart()
+    watchdog: Watchdog = Watchdog()
+    preflight: Preflight = Preflight()
     script: str = ""
     """The training script, run on every rank; what follows -- on the command line are its arguments."""
     module: str = ""

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from dslaunch.errors import listed
 from dslaunch.schema.base import NonNegative, Part, Positive
 
 Share = Annotated[float, Field(ge=0, le=1)]
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Switched(Part):
+    """A mode that is off unless it is asked for, and whose settings then have no reader."""
+
+    enabled: bool = False
+
+    @model_validator(mode="after")
+    def _settings_are_read(self) -> Self:
+        given = sorted(self.model_fields_set - {"enabled"})
+        if given and not self.enabled:
+            raise ValueError(
+                f"{listed(given)} set, but enabled is false, so nothing would read it; set enabled to true"
+            )
+        return self
 
 
 class ZeroPlusPlus(Part):
@@ -41,10 +57,9 @@ class Nvme(Part):
     """Hand requests over while others are waited for."""
 
 
-class ZenFlow(Part):
+class ZenFlow(Switched):
     """ZenFlow (arXiv:2505.12242): the largest gradients are applied on the GPU at once, the others on the host."""
 
-    enabled: bool = False
     topk_ratio: OpenShare = 0.1
     """Share of a matrix's columns that is updated at once."""
     select_interval: Positive = 16
@@ -57,18 +72,16 @@ class ZenFlow(Part):
     """The host's step runs beside the next forward and backward pass."""
 
 
-class SuperOffload(Part):
+class SuperOffload(Switched):
     """SuperOffload: the host's step beside the backward pass, for GPUs joined to their CPU by NVLink-C2C."""
 
-    enabled: bool = False
     cpu_cores: Share = 0.8
     """Share of a rank's CPU cores that the host's optimizer takes."""
 
 
-class ActivationCheckpointing(Part):
+class ActivationCheckpointing(Switched):
     """DeepSpeed's own recompute; only a script that calls deepspeed.checkpointing reads it."""
 
-    enabled: bool = False
     partition_activations: bool = False
     """Cut kept activations over the tensor-parallel ranks."""
     cpu: bool = False
@@ -83,40 +96,36 @@ class ActivationCheckpointing(Part):
     """Time the forward and backward pass of each."""
 
 
-class TensorBoard(Part):
+class TensorBoard(Switched):
     """Event files for TensorBoard, written by rank 0."""
 
-    enabled: bool = False
     path: str = ""
     """Folder; the working folder where it is empty."""
     job: str = ""
     """Name below that folder; the run's where it is empty."""
 
 
-class Csv(Part):
+class Csv(Switched):
     """One CSV file a measure, written by rank 0."""
 
-    enabled: bool = False
     path: str = ""
     """Folder; the working folder where it is empty."""
     job: str = ""
     """Name below that folder; the run's where it is empty."""
 
 
-class Wandb(Part):
+class Wandb(Switched):
     """Weights & Biases; the key is handed over by name: launcher.pass_env=[WANDB_API_KEY]."""
 
-    enabled: bool = False
     project: str = ""
     """The run's name where it is empty."""
     team: str = ""
     group: str = ""
 
 
-class Comet(Part):
+class Comet(Switched):
     """Comet; the key is handed over by name: launcher.pass_env=[COMET_API_KEY]."""
 
-    enabled: bool = False
     project: str = ""
     """The run's name where it is empty."""
     workspace: str = ""

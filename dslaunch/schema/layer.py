@@ -42,6 +42,8 @@ class Experts(Part):
     """A learnt gate per token on the shared experts' output (Qwen2-MoE)."""
     dense_layers: NonNegative = 0
     """First layers with an ordinary MLP of the component's `ffn`."""
+    biased_router: bool = False
+    """The router's linear layer has a bias that trains (gpt-oss)."""
     router_bias: bool = False
     """A bias per expert that balances the load without a gradient (DeepSeek-V3): a buffer, not a parameter."""
     n_group: Positive = 1

@@ -24,6 +24,8 @@ class ComponentStrategy(Part):
     """Context-parallel size: each sequence is cut over this many ranks."""
     ep: Positive | None = None
     """Expert-parallel size."""
+    etp: Positive | None = None
+    """Expert tensor-parallel size: ranks that each routed expert is cut over; tp where it is not given."""
     dp: Positive | None = None
     """Replicas; what is left of the ranks where it is not given."""
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
@@ -50,6 +52,8 @@ class Strategy(Part):
     over some of the ranks, replicated over the others)."""
     shard: Positive | None = None
     """Ranks that share one copy of the states under hsdp; a node's GPUs where it is not given."""
+    dispatcher: Literal["alltoall", "deepep"] = "alltoall"
+    """How tokens reach their experts (Megatron): once for each expert, or, by DeepEP, once for each node."""
     ddp: Ddp = Ddp()
     zero_plus_plus: ZeroPlusPlus = ZeroPlusPlus()
     nvme: Nvme = Nvme()

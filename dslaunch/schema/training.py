@@ -22,15 +22,31 @@ class Optimizer(Part):
     weight_decay: NonNegativeFloat = 0.1
     warmup_steps: NonNegative = 0
     """Optimizer steps over which the learning rate rises from 0."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """What the learning rate does after the warm-up, until training.steps."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """What the learning rate does after the warm-up, until training.steps; wsd (warm-up, stable, decay): it stays
+    at its peak, and falls over the last decay_steps."""
     min_lr: NonNegativeFloat = 0.0
-    """Where the linear and cosine schedules end."""
+    """Where the linear, cosine and wsd schedules end."""
+    decay_steps: Positive | None = None
+    """Last optimizer steps, over which the wsd schedule falls."""
+    decay_shape: Literal["linear", "cosine", "sqrt"] | None = None
+    """How the wsd schedule falls; sqrt: by the square root of the steps done. Linear where it is not given."""
 
     @model_validator(mode="after")
     def _ends_below_the_peak(self) -> Optimizer:
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _decay_is_of_wsd(self) -> Optimizer:
+        if self.schedule == "wsd" and self.decay_steps is None:
+            raise ValueError("schedule is wsd, which needs decay_steps: the last steps, over which the rate falls")
+        if self.schedule != "wsd" and (self.decay_steps or self.decay_shape):
+            raise ValueError(
+                f"decay_steps and decay_shape are of schedule wsd, but schedule is {self.schedule}; leave them "
+                "out, or set schedule to wsd"
+            )
         return self
 
 
@@ -63,9 +79,15 @@ class Training(Part):
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Training:
-        if self.optimizer.warmup_steps > self.steps:
+        warmup, decay = self.optimizer.warmup_steps, self.optimizer.decay_steps or 0
+        if warmup > self.steps:
             raise ValueError(
-                f"optimizer.warmup_steps {self.optimizer.warmup_steps} is more than steps {self.steps}; "
+                f"optimizer.warmup_steps {warmup} is more than steps {self.steps}; "
                 f"set training.optimizer.warmup_steps to {self.steps} or less"
+            )
+        if warmup + decay > self.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {warmup} + decay_steps {decay} = {warmup + decay} is more than steps "
+                f"{self.steps}; set training.optimizer.decay_steps to {self.steps - warmup} or less"
             )
         return self

@@ -33,7 +33,7 @@ def validate(tree: Mapping[str, Any], locate: Callable[[Sequence[str | int]], st
     except ValidationError as error:
         lines = dict.fromkeys(_line(dict(mistake), locate) for mistake in error.errors())
         raise ConfigError("\n".join(lines)) from error
-    mistakes = [*_component_names(config, locate), *_secrets(config)]
+    mistakes = [*_component_names(config, locate), *_unused_layouts(config, locate), *_secrets(config)]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return config
@@ -77,6 +77,24 @@ def _component_names(config: RunConfig, locate: Callable[[Sequence[str | int]], 
         f"Allowed: {listed(allowed if path[0] == 'strategy' else known)}.{nearest(name, allowed)}"
         for path, name in named
         if name not in known
+    ]
+
+
+def _unused_layouts(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:
+    """Layouts typed for another number of GPUs than the cluster has, or beside a strategy that takes none."""
+    typed = [size for size in config.layouts if locate(("layouts", str(size))) == "command line"]
+    if config.strategy.name != "layouts":
+        return [
+            f"command line: layouts.{size}: strategy is {config.strategy.name}, which reads no layouts. Set "
+            "strategy.COMPONENT.KEY instead, or strategy=layouts."
+            for size in typed
+        ]
+    world = config.cluster.world_size
+    return [
+        f"command line: layouts.{size}: the cluster has {world} GPUs, and layouts.{world} would be read. Set "
+        f"strategy.COMPONENT.KEY, or layouts.{world}.COMPONENT.KEY."
+        for size in typed
+        if size != world
     ]
 
 

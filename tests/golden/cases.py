@@ -49,7 +49,7 @@ CASES = {
         "recipe=llama3_8b", "model=mixtral_8x7b", "cluster=64xH100", "strategy=auto", "engine=megatron",
         "engine.version=0.19.0", "engine.path=/opt/Megatron-LM", "data.path=/data/web_text",
         "data.tokenizer=/models/mixtral", "training.global_batch=512", "training.micro_batch=1",
-        "strategy.llm.tp=4", "strategy.llm.pp=4", "strategy.llm.ep=4", "strategy.llm.zero=1",
+        "strategy.llm.tp=4", "strategy.llm.pp=4", "strategy.llm.ep=8", "strategy.llm.etp=1", "strategy.llm.zero=1",
         "strategy.llm.recompute=none", "strategy.llm.offload=none", "strategy.llm.vpp=1", "strategy.llm.cp=1",
         "strategy.llm.micro_batch=1",
     ],

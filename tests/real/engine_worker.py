@@ -60,8 +60,8 @@ def _judge() -> Callable[[str, int], BaseException | None]:
         try:
             model = _model(stages)
             engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=path)
-            if stages == 1 and engine.optimizer is not None:
-                _train(engine)
+            if engine.optimizer is not None:
+                _train(engine) if stages == 1 else _train_first_stage(engine)
             engine.destroy()
         # A warning that is raised, and an assertion of torch's, are answers too.
         except Exception as error:
@@ -114,6 +114,15 @@ def _train(engine: Any) -> None:
         loss = engine(torch.ones(2, 8, dtype=kind)).float().pow(2).mean()
         engine.backward(loss)
         engine.step()
+
+
+def _train_first_stage(engine: Any) -> None:
+    """A batch of the pipeline as its first stage sees it: the others' gradients are what the buffers hold."""
+    import torch
+
+    kind = next(engine.module.parameters()).dtype
+    sample = torch.ones(1, 8, dtype=kind)
+    engine.train_batch(iter([(sample, sample)] * int(engine.gradient_accumulation_steps())))
 
 
 if __name__ == "__main__":

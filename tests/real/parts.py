@@ -17,10 +17,14 @@ _PARTS = {
     "megatron": ("module", "megatron.core"),
     "sarif": ("module", "pydantic_sarif"),
     "sklearn": ("module", "sklearn"),
+    "mkdocs": ("module", "material"),
     "vl_convert": ("module", "vl_convert"),
     "playwright": ("module", "playwright"),
     "chromium": ("command", "chromium"),
     "slurm": ("command", "slurmctld"),
+    "sshd": ("command", "sshd"),
+    "pdsh": ("command", "pdsh"),
+    "openmpi": ("command", "mpirun"),
     "shellcheck": ("command", "shellcheck"),
 }
 

@@ -85,17 +85,20 @@ def judge(job: dict[str, Any]) -> dict[str, Any]:
     config = core_config(flags)
     size = {n: flags[f"--{n}-model-parallel-size"] for n in ("tensor", "pipeline")}
     cp, ep = flags["--context-parallel-size"], flags.get("--expert-model-parallel-size", 1)
+    etp = flags.get("--expert-tensor-parallel-size", size["tensor"])
     dense = RankGenerator(
         tp=size["tensor"], ep=1, dp=job["dp"], pp=size["pipeline"], cp=cp, order="tp-cp-ep-dp-pp"
     )
     experts = RankGenerator(
-        tp=size["tensor"], ep=ep, dp=job["dp"] * cp // ep, pp=size["pipeline"], cp=1, order="tp-cp-ep-dp-pp"
-    )
+        tp=etp, ep=ep, dp=job["dp"] * cp * size["tensor"] // (ep * etp), pp=size["pipeline"], cp=1,
+        order="tp-cp-ep-dp-pp",
+    )  # fmt: skip
     return {
         "layers": layers_built(config, job["vpp"]),
         "stages": [sorted(stage) for stage in zip(*dense.get_ranks("pp"), strict=True)],
         "tp": dense.get_ranks("tp")[0],
         "expert_groups": len(experts.get_ranks("ep")),
+        "experts": experts.get_ranks("ep")[0],
         "config": {name: getattr(config, name, None) for name in job["fields"]},
     }
 

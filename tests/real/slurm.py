@@ -115,7 +115,7 @@ def _write_config(cluster: SlurmCluster) -> None:
         "SlurmUser=root",
         "SlurmdUser=root",
         "AuthType=auth/munge",
-        f"AuthInfo=socket={folder}/munge/socket",
+        f"AuthInfo=socket={folder}/munge/socket,cred_expire=5",  # and so long waits a requeued job
         "CryptoType=crypto/munge",
         f"StateSaveLocation={folder}/state",
         f"SlurmdSpoolDir={folder}/spool/%n",
@@ -141,6 +141,7 @@ def _write_config(cluster: SlurmCluster) -> None:
         ),
         f"PartitionName=train Nodes={','.join(cluster.nodes)} Default=YES MaxTime=1:00:00 State=UP",
     ]
+    (folder / "etc_hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(cluster.nodes)}\n")
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
     gpus = f"{folder}/gpu[0-{cluster.gpus_per_node - 1}]"
     (folder / "gres.conf").write_text(
@@ -183,6 +184,9 @@ def _start_munged(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]])
 
 def _daemon(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]], *argv: str) -> None:
     errors = cluster.folder / "log" / f"{argv[0]}-{argv[-1].strip('-')}.err"
+    if argv[0] == "slurmd":  # its jobs know the nodes by name, as they would on a cluster
+        mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        argv = ("unshare", "--mount", "sh", "-c", mount, str(cluster.folder / "etc_hosts"), *argv)
     with errors.open("wb") as stream:
         daemons.append(
             subprocess.Popen(

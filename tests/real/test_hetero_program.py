@@ -62,7 +62,9 @@ def test_it_learns(trained: Path) -> None:
 
 def test_it_goes_on_exactly_where_a_checkpoint_was_written(trained: Path, tmp_path: Path) -> None:
     saved = trained / "checkpoints" / "step-00000002"
-    assert {each.name for each in saved.iterdir()} == {"dslaunch.json", "llm", "projector", "vision_encoder"}
+    assert {each.name for each in saved.iterdir()} == {
+        "dslaunch.json", "files.json", "llm", "projector", "vision_encoder"
+    }  # fmt: skip
     assert {each.name for each in (saved / "llm").iterdir() if each.is_dir()} == {"stage0", "stage1"}
     outcome = run(tmp_path / "resumed", f"checkpoint.load={saved}")
     assert outcome.statuses == [0] * 8, outcome.output

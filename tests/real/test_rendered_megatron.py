@@ -52,8 +52,11 @@ CASES = {
     "context_parallel": [*LLAMA, "strategy.llm.tp=4", "strategy.llm.cp=2"],
     "replicated": [*LLAMA, "strategy.llm.zero=0"],
     "mixtral": [*MIXTRAL, "strategy.llm.ep=4"],
+    "whole_experts": [*MIXTRAL, "strategy.llm.ep=8", "strategy.llm.etp=1"],
+    "halved_experts": [*MIXTRAL, "strategy.llm.ep=2", "strategy.llm.etp=2", "strategy.llm.cp=2"],
     "qwen3_moe": [*QWEN3_MOE, "strategy.llm.ep=8"],
     "deepseek": DEEPSEEK,
+    "deepep": [*MIXTRAL, "strategy.llm.ep=4", "strategy.dispatcher=deepep"],
     "gpt3": GPT3,
 }
 NEWER = {
@@ -68,6 +71,8 @@ NEWER = {
 FIELDS = {
     "published": {"num_query_groups": 8, "kv_channels": 128, "ffn_hidden_size": 28672},
     "mixtral": {"num_moe_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 14336},
+    "whole_experts": {"expert_tensor_parallel_size": 1, "tensor_model_parallel_size": 4},
+    "deepep": {"moe_token_dispatcher_type": "flex", "moe_router_dtype": "fp32"},
     "qwen3_moe": {"qk_layernorm": True, "expert_model_parallel_size": 8, "num_moe_experts": 128},
     "deepseek": {
         "q_lora_rank": 1536, "v_head_dim": 128, "moe_layer_freq": [0] * 3 + [1] * 58,
@@ -114,6 +119,7 @@ def require_as_planned(cases: dict[str, list[str]], results: dict[str, dict[str,
         assert found["stages"] == [list(stage.ranks) for stage in component.stages], name
         assert found["tp"] == list(range(component.tp)), name
         assert found["expert_groups"] == plan.world_size // component.ep, name
+        assert found["experts"] == [component.expert_tp * n for n in range(component.ep)], name
         assert found["config"] == FIELDS.get(name, {}), name
 
 

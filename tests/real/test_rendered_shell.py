@@ -14,6 +14,10 @@ need("shellcheck")
 
 MORE = {
     "blocked": ["recipe=llama3_8b", "cluster=2x8xA100", "engine=deepspeed", "strategy=zero2"],
+    "by_node": [
+        "recipe=llama3_8b", "cluster=2x8xA100", "engine=deepspeed", "strategy=zero2", "script=t.py",
+        "launcher.runner=deepspeed", "launcher.subnet=10.0.0.0/16",
+    ],
     "apptainer": [
         "recipe=llama3_8b", "cluster=2x8xA100", "engine=deepspeed", "strategy=zero2", "script=it's.py",
         "launcher.container.kind=apptainer", "launcher.container.image=/a b.sif",

@@ -118,6 +118,7 @@ def test_every_mark_says_what_it_is_to_pointer_and_keyboard(
         assert len(marks) >= 3
         plot.scroll_into_view_if_needed()
         plot.focus()
+        page.wait_for_timeout(200)  # scrolling hides what the pointer showed, a frame later
         seen = set()
         for _ in range(min(len(marks), 40)):
             page.keyboard.press("ArrowRight")

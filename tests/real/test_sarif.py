@@ -66,3 +66,33 @@ def test_places_are_lines_and_columns_of_encoded_names(
     assert {json.dumps(place["region"], sort_keys=True) for place in places} == {
         '{"startColumn": 47, "startLine": 1}',
     }  # fmt: skip
+
+
+def replaced(text: str, region: dict[str, int], new: str) -> str:
+    """The text with a region of SARIF's replaced."""
+    starts = [0, *(at + 1 for at, sign in enumerate(text) if sign == "\n")]
+    begin = starts[region["startLine"] - 1] + region["startColumn"] - 1
+    end = starts[region["endLine"] - 1] + region["endColumn"] - 1
+    return text[:begin] + new + text[end:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"train_batch_size": 8,\n "zero_optimization": {\n "stage3_gather_fp16_weights_on_model_save": true}}',
+        '{\n  "train_batch_size": 8,\n  "ä": 1, "zero_optimization": true\n}',
+        '{\n  "train_batch_size": 8,\n  "sparse_attention": {\n    "mode": "fixed"\n  },\n  "fp16": {}\n}\n',
+    ],
+)
+def test_a_fix_of_sarif_is_what_fix_writes(dslaunch: CommandLine, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(text, encoding="utf-8")
+    ran = dslaunch("check", str(path), "--select", "key", "--ignore", "key.unknown", "--format", "sarif")
+    Sarif.model_validate(ran.json)
+    (fix,) = [fix for result in ran.json["runs"][0]["results"] for fix in result.get("fixes", ())]
+    (change,) = fix["artifactChanges"]
+    (replacement,) = change["replacements"]
+    applied = replaced(text, replacement["deletedRegion"], replacement["insertedContent"]["text"])
+    dslaunch("check", str(path), "--select", "key", "--fix", "--yes")
+    assert path.read_text(encoding="utf-8") == applied != text
+    assert "fixes" not in dslaunch("check", str(path), "--format", "sarif").out

@@ -50,7 +50,7 @@ def test_a_value_that_no_plan_has_is_named(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("components", 3), ("name", "../../x"), ("launcher.name", "kubernetes")]
+    ("key", "value"), [("components", 3), ("name", "../../x"), ("launcher.name", "mesos")]
 )
 def test_a_changed_plan_with_its_hash_is_not_launched(
     key: str, value: Any, dslaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -185,6 +185,36 @@ def test_a_site_turns_rules_off_raises_them_and_pins_versions(dslaunch: CommandL
     assert "DeepSpeed 0.9.5 is outside the key table" in dslaunch(f"check {config} --config-dir {pinned}").out
 
 
+def test_a_series_is_its_newest_version(dslaunch: CommandLine, config: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "zenflow": {}}}'
+    config.write_text(text, encoding="utf-8")
+    assert "key.too-new" in dslaunch(f"check {config} --deepspeed-version 0.16").out
+    assert "key.too-new" not in dslaunch(f"check {config} --deepspeed-version 0.17").out
+
+
+@pytest.mark.parametrize(
+    ("words", "version"),
+    [
+        ("recipe=llama3_8b cluster=8xA100 engine=deepspeed", "0.18.4"),
+        ("recipe=llama3_8b cluster=8xA100", "0.18.4"),
+        ("recipe=llama3_8b cluster=8xA100 engine=deepspeed engine.version=0.19.8", "0.19.8"),
+        ("recipe=llama3_70b cluster=64xA100 engine=megatron engine.path=/opt/Megatron-LM", "0.16.1"),
+        ("recipe=llama3_8b cluster=64xH100 strategy=hsdp script=train.py", "2.13"),
+    ],
+)
+def test_a_sites_versions_are_those_that_plans_are_made_for(
+    dslaunch: CommandLine, config: Path, words: str, version: str
+) -> None:
+    pinned = site("versions: {deepspeed: '0.18.4', megatron: '0.16.1'}")
+    ran = dslaunch(f"plan {words} --config-dir {pinned} --json")
+    assert ran.json["engine"]["version"] == version, ran.err
+
+
+def test_a_sites_version_that_nothing_is_rendered_for_is_refused(dslaunch: CommandLine, config: Path) -> None:
+    ran = dslaunch(f"plan recipe=llama3_8b --config-dir {site('versions: {deepspeed: 0.9.5}')}")
+    assert (ran.status, "engine.version is 0.9.5" in ran.err) == (3, True), ran.err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -46,6 +46,14 @@ def test_a_tower_alone_runs_over_its_own_tokens(dslaunch: CommandLine) -> None:
         ([*VLA, "--component", "lm"], "Did you mean 'llm'"),
         ([*VLA, "--component", "projector"], "vision_encoder, llm"),
         (["recipe=llama3_8b", "model=pi0", "--component", "action_expert"], "shared_attention"),
+        ([*VLA, "--component", "llm", "strategy.vision_encoder.tp=2"], "leaves that out"),
+        ([*VLA, "--component", "llm", "strategy.components.projector.tp=2"], "strategy.components.projector.tp:"),
+        ([*VLA, "--component", "llm", "model.components.vision_encoder.lr=1e-5"], "leaves that out"),
+        ([*VLA, "--component", "llm", "layouts.64.projector.tp=2"], "layouts.64.projector.tp: --component llm"),
+        (
+            [*VLA, "--component", "vision_encoder", "strategy=zero2", "training.seq_len=4096"],
+            "training.seq_len: --component vision_encoder runs over the 257 tokens of its own",
+        ),
     ],
 )
 def test_what_is_nothing_alone_is_refused(dslaunch: CommandLine, words: list[str], message: str) -> None:

@@ -15,9 +15,10 @@ import yaml
 
 from dslaunch.review.changes import FileChange
 from dslaunch.review.difference import Difference
-from dslaunch.reviewing import Entry, Reviewed, comment
+from dslaunch.reviewing import Entry, Review, Reviewed, comment
 from dslaunch.sides import named
 from tests.command import RECIPE, CommandLine, make_site
+from tests.unit.test_json_outputs import valid
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["recipe=mine", "cluster=16xH100"]
@@ -65,6 +66,54 @@ def test_a_micro_batch_without_its_rendering_is_stale(site: Path, dslaunch: Comm
     dslaunch("render", *WORDS, "--config-dir", "site", "-o", "site/rendered/mine")
     again = dslaunch("review", "HEAD", "--config-dir", "site")
     assert (again.status, "1 of 2 plans change, nothing speaks against it" in again.out) == (0, True)
+
+
+def _planned(dslaunch: CommandLine, *words: str) -> list[str]:
+    found = dslaunch("review", "HEAD", "--config-dir", "site", "--json", *words).json
+    valid(found, "dslaunch.review/1", dslaunch)
+    return [each["plan"] for each in found["plans"]]
+
+
+def test_only_what_the_change_can_touch_is_planned(site: Path, dslaunch: CommandLine) -> None:
+    assert _planned(dslaunch) == []
+    assert _planned(dslaunch, "--all") == ["recipe=mine cluster=16xH100", "recipe=other"]
+    _change(site, "other", "seq_len: 4096", "seq_len: 2048")
+    assert _planned(dslaunch) == ["recipe=other"]
+    (site / "README.md").write_text("not read")
+    assert _planned(dslaunch) == ["recipe=other"]
+    (site / "rendered" / "mine" / "env.sh").write_text("")
+    assert _planned(dslaunch) == ["recipe=mine cluster=16xH100", "recipe=other"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "touched"),
+    [
+        ("conf/model/llama3_8b.yaml", None, ["mine", "other"]),
+        ("conf/model/gpt2.yaml", None, []),
+        ("conf/cluster/H100-80GB.yaml", None, ["mine", "other"]),  # H100 names it in its defaults
+        ("conf/cluster/fast.yaml", "defaults: [H100, _self_]\n", []),
+        ("conf/goal/throughput.yaml", None, ["mine", "other"]),  # the package's base.yaml names it
+        ("templates/env.sh.j2", None, ["mine", "other"]),
+        ("dslaunch.yaml", "rules: {ignore: [pipeline.bubble]}\n", ["mine", "other"]),
+        ("recipes/third.yaml", RECIPE.replace("name: mine", "name: third"), ["third"]),
+    ],
+)
+def test_a_file_touches_the_plans_that_it_has_a_say_in(
+    file: str, text: str | None, touched: list[str], site: Path, dslaunch: CommandLine
+) -> None:
+    """Where there is no text, the package's file is copied to the site's folder."""
+    (site / file).parent.mkdir(parents=True, exist_ok=True)
+    (site / file).write_text((ROOT / file).read_text() if text is None else text)
+    names = [word.split()[0].removeprefix("recipe=") for word in _planned(dslaunch)]
+    assert names == touched
+
+
+def test_a_file_that_is_gone_touches_what_named_it(site: Path, dslaunch: CommandLine) -> None:
+    (site / "conf" / "cluster" / "H100.yaml").write_text("defaults: [H200]\n")
+    _git("add", ".")
+    _git("commit", "-q", "-m", "another H100")
+    (site / "conf" / "cluster" / "H100.yaml").unlink()
+    assert len(_planned(dslaunch)) == 2
 
 
 def test_another_prediction_makes_nothing_stale(site: Path, dslaunch: CommandLine) -> None:
@@ -125,8 +174,8 @@ def test_a_long_comment_is_cut_between_blocks_and_stays_markdown() -> None:
         "ds_config.json", "changed", "convergence", tuple(f"+ {n} {'x' * 200}" for n in range(200))
     )
     one = Difference("a", "b", ("convergence",), (), (), (), (change, change), (), (), ())
-    found = [Reviewed(Entry(named(f"recipe=r{n}"), None), (), one) for n in range(3)]
-    text = comment(found, "main")
+    found = tuple(Reviewed(Entry(named(f"recipe=r{n}"), None), (), one) for n in range(3))
+    text = comment(Review("main", 3, found))
     assert len(text) < 65_536
     assert text.count("<details>") == text.count("</details>") == 2
     assert "too long for a comment" in text

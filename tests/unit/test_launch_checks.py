@@ -70,7 +70,26 @@ def test_paths_of_another_machine_are_not_looked_for_here(tmp_path: Path) -> Non
     with pytest.raises(LaunchError, match=r"sbatch is not on this machine's PATH.*login node") as caught:
         _check(plan, tmp_path, launcher="slurm")
     assert caught.value.status == 5
-    _check(plan, tmp_path, launcher="ssh")
+    with pytest.raises(LaunchError, match="mpirun is not on this machine's PATH") as caught:
+        _check(plan, tmp_path, launcher="openmpi")
+    assert caught.value.status == 5
+
+
+@pytest.mark.parametrize(
+    ("launcher", "transport", "runner"),
+    [
+        ("openmpi", "ssh", "torchrun"),
+        ("ssh", "pdsh", "direct"),
+        ("torchrun", "ssh", "deepspeed"),
+        ("local", "ssh", "direct"),
+    ],
+)
+def test_a_runner_that_the_launcher_cannot_use_is_refused(
+    launcher: str, transport: str, runner: str, tmp_path: Path
+) -> None:
+    plan = make_plan(transport=transport, runner=runner)
+    with pytest.raises(ConfigError, match=rf"launcher\.runner: {runner} does not .*allowed are auto"):
+        _check(plan, tmp_path, launcher=launcher)
 
 
 @pytest.mark.parametrize(

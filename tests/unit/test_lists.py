@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dslaunch.review.columns import lines
-from tests.command import CommandLine
+from tests.command import CommandLine, make_site
 
 ROWS = [("short", "0.3B", "some words of a description that goes on for a while"), ("x" * 40, "7B", "end")]
 
@@ -49,3 +51,18 @@ def _joined(folded: list[str]) -> list[str]:
         else:
             rows.append(line)
     return ["".join(row.split()) for row in rows]
+
+
+@pytest.mark.parametrize("text", ["name: odd\ncomponents: {llm: {arch: decoder}}\n", "a: [b\n", "- one\n"])
+@pytest.mark.parametrize("kind", ["model", "cluster"])
+def test_a_file_that_is_not_valid_is_listed_as_such(
+    kind: str, text: str, dslaunch: CommandLine, tmp_path: Path
+) -> None:
+    folder = make_site(tmp_path / "site") / "conf" / kind
+    folder.mkdir(exist_ok=True)
+    (folder / "odd.yaml").write_text(text)
+    ran = dslaunch(f"{kind}s", "--config-dir", str(tmp_path / "site"))
+    assert ran.status == 0, ran.err
+    (row,) = [line for line in ran.out.splitlines() if line.startswith("odd ")]
+    assert "not valid: " in row
+    assert len(ran.out.splitlines()) > 20

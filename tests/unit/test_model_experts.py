@@ -87,6 +87,14 @@ def test_latent_attention_by_hand() -> None:
     assert params(latent) - params(direct) == H * 24 + 24 * queries + 24 - H * queries
 
 
+def test_sinks_and_the_routers_bias_by_hand() -> None:
+    assert MOE.experts is not None
+    biased = MOE.experts.model_copy(update={"biased_router": True})
+    oss = MOE.model_copy(update={"sinks": True, "experts": biased})
+    assert params(oss) - params(MOE) == 4 * 8 + 3 * COUNT
+    assert params_on_rank(oss, 2, 0, 4) - params_on_rank(MOE, 2, 0, 4) == 4 * 8 // 2 + 3 * COUNT
+
+
 def test_a_layer_that_predicts_a_further_token() -> None:
     further = MOE.model_copy(update={"mtp_layers": 1})
     mixed = params_on_rank(MOE, 1, 1, 1)

@@ -78,6 +78,17 @@ def test_expert_parallelism_shares_out_experts_and_their_states() -> None:
     assert alone.optimizer == pytest.approx(shared.optimizer, rel=0.01), "sharded over 64, or 8 times over 8"
 
 
+def test_whole_experts_beside_cut_layers() -> None:
+    """tp 4 x dp 16 = 64 ranks: each of 8 experts is on 8 of them whole, or on 4 x 4 in quarters, at ep 4."""
+    words = ("engine=megatron", "engine.path=/opt/Megatron-LM", "strategy=zero1", "strategy.llm.tp=4")
+    layouts = (("strategy.llm.ep=4",), ("strategy.llm.ep=8", "strategy.llm.etp=1"))
+    quartered, whole = (memory("mixtral_8x7b", *words, *layout) for layout in layouts)
+    routed, others = 32 * 8 * 3 * 4096 * 14336, 46_702_792_704 - 32 * 8 * 3 * 4096 * 14336
+    assert whole.weights - quartered.weights == pytest.approx(2 * routed * (1 / 8 - 1 / 16) / 2**30)
+    assert 2 * routed / 8 / 2**30 < whole.weights < 2 * (routed / 8 + others / 3) / 2**30
+    assert whole.optimizer == pytest.approx(quartered.optimizer, rel=0.01), "each expert's states stand once"
+
+
 def test_what_shares_attention_needs_one_layout() -> None:
     told = "strategy.action_expert is TP1 .* strategy.llm is TP2 .* share attention layer by layer"
     with pytest.raises(PlanError, match=told):

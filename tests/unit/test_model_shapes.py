@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.model.shapes import legal_ep, legal_pp, legal_tp
+from dslaunch.model.shapes import legal_ep, legal_etp, legal_pp, legal_tp
 from dslaunch.schema.layer import Experts
 from dslaunch.schema.model import Decoder, Mlp, Other, ViT
 
@@ -100,6 +100,10 @@ def test_experts_are_cut_by_their_own_width_and_shared_out_by_ep() -> None:
         "experts.count 60 / ep 8 = 7.5 is not whole; ep can be 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60"
     )
     assert legal_ep(QWEN, 2) == "there are no experts to share out; ep can be 1"
+    assert legal_etp(moe, 4, most=8) is None
+    assert legal_etp(moe, 3, most=8) == "experts.ffn 1408 / etp 3 = 469.3 is not whole; etp can be 1, 2, 4, 8"
+    narrow = moe.model_copy(update={"experts": experts.model_copy(update={"ffn": 1404})})
+    assert legal_tp(narrow, 8, experts_apart=True) is None
 
 
 def test_what_is_never_cut() -> None:

@@ -1,14 +1,13 @@
-"""README.md is right: its files are written, its commands run in order, its tables compared with the program."""
+"""README.md is right: its files are written, its commands run in order, its tables compared with the program.
+
+`pytest tests/unit/test_readme.py --update-docs` writes the outputs that it shows anew.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-import shlex
 import shutil
-import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ from dslaunch.arguments import VERBS
 from dslaunch.launch import LAUNCHERS
 from tests.command import CommandLine
 from tests.golden.cases import CASES, rendered
+from tests.pages import Folder, bash_blocks, commands, refreshed
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 NOT_RUN = {
     "make demo": ".ci/run does",
@@ -39,67 +38,23 @@ DRY_RUN = {
 """How a launch begins that is run with --dry-run, and why."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """One line of a bash block."""
-
-    line: str
-    status: int
-    shown: list[str] = field(default_factory=list)
-    """Lines of the text block after it: its output has to hold them."""
-
-
-def blocks(*languages: str) -> Iterator[tuple[str, str]]:
-    """(language, text) of the fenced blocks in these languages, in order."""
-    return ((match[1], match[2]) for match in BLOCK.finditer(README) if match[1] in languages)
-
-
-def commands() -> list[Command]:
-    found: list[Command] = []
-    for language, text in blocks("bash", "text"):
-        if language == "text":
-            found[-1].shown.extend(line.rstrip() for line in text.splitlines() if line != "...")
-            continue
-        for line in text.splitlines():
-            command, _, status = line.partition("  # exit status ")
-            found.append(Command(command, int(status or 0)))
-    return found
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader of the README stands: a folder with what a checkout has, and the README's own files."""
+def test_commands_run_in_order_and_print_what_is_shown(
+    dslaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update_docs: bool
+) -> None:
+    """In a folder with what a checkout has, and the README's own files."""
     shutil.copytree(ROOT / "templates", tmp_path / "templates")
-    for _, text in blocks("yaml", "python"):
-        first, _, rest = text.partition("\n")
-        path = tmp_path / first.removeprefix("# ")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(rest, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    return tmp_path
-
-
-def test_commands_run_in_order_and_print_what_is_shown(home: Path, dslaunch: CommandLine) -> None:
-    for command in commands():
-        if command.line in NOT_RUN:
-            continue
-        program, *words = shlex.split(command.line)
-        if program != "dslaunch":
-            subprocess.run(["bash", "-ec", command.line], cwd=home, check=True, timeout=60)
-            continue
-        ran = dslaunch(*words, *(["--dry-run"] if command.line.startswith(tuple(DRY_RUN)) else []))
-        assert ran.status == command.status, f"{command.line}\n{ran.out}{ran.err}"
-        printed = [line.rstrip() for line in ran.out.splitlines()]
-        for line in command.shown:
-            assert line in printed, (
-                f"README.md shows of `{command.line}` a line that it does not print; the nearest are\n"
-                + "\n".join(difflib.get_close_matches(line, printed))
-            )
+    fresh = refreshed(README, Folder(tmp_path, dslaunch, NOT_RUN, DRY_RUN))
+    if update_docs:
+        (ROOT / "README.md").write_text(fresh, encoding="utf-8")
+        return
+    diff = "\n".join(difflib.unified_diff(README.splitlines(), fresh.splitlines(), "shown", "real", lineterm=""))
+    assert fresh == README, f"README.md is out of date; `pytest tests/unit/test_readme.py --update-docs`:\n{diff}"
 
 
 def test_what_is_not_run_stands_in_the_readme() -> None:
-    lines = [command.line for command in commands()]
+    lines = [line for block in bash_blocks(README) for line, _ in commands(block)]
     assert set(NOT_RUN) <= set(lines)
     assert all(any(line.startswith(start) for line in lines) for start in DRY_RUN)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_the_runtime_brings_its_own_schedule_and_a_script_gets_one() -> None:
         (["schedule=constant", "warmup_steps=10"], "WarmupLR"),
         (["schedule=linear", "warmup_steps=10", "min_lr=0"], "WarmupDecayLR"),
         (["schedule=cosine", "warmup_steps=0"], "WarmupCosineLR"),
+        (["schedule=linear", "warmup_steps=0"], "OneCycle"),
     ],
 )
 def test_schedule(words: list[str], expected: str | None) -> None:
@@ -74,15 +76,26 @@ def test_schedule(words: list[str], expected: str | None) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["schedule=cosine", "warmup_steps=1"], "less than 2 steps"),
-        (["schedule=constant", "warmup_steps=1"], "less than 2 steps"),
-        (["schedule=linear", "warmup_steps=0"], "less than 2 steps"),
+        (["schedule=cosine", "warmup_steps=1"], "last 2 steps at least"),
+        (["schedule=constant", "warmup_steps=1"], "last 2 steps at least"),
+        (["schedule=linear", "warmup_steps=1", "min_lr=0"], "last 2 steps at least"),
+        (["schedule=wsd", "decay_steps=10"], "falls at the end. Take engine.huggingface=true"),
         (["schedule=linear", "warmup_steps=10", "min_lr=1e-6"], "ends at 0"),
     ],
 )
 def test_a_schedule_that_deepspeed_cannot_follow_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(*LLAMA, "strategy=zero2", *[f"training.optimizer.{word}" for word in words])
+
+
+SHARES = [("8e-5", "8e-7"), ("3e-4", "3e-5"), ("0.7", "0.007"), ("3e-5", "1e-5")]
+
+
+@pytest.mark.parametrize(("lr", "min_lr"), SHARES)
+def test_a_share_of_the_peak_is_written_as_a_reader_would(lr: str, min_lr: str) -> None:
+    made = config(*LLAMA, "strategy=zero2", f"training.optimizer={{lr: {lr}, min_lr: {min_lr}}}")
+    ratio = made["scheduler"]["params"]["cos_min_ratio"]
+    assert ratio == float(Fraction(min_lr) / Fraction(lr))
 
 
 OWN_RATE = ["strategy=zero2", "training.optimizer={lr: 3e-5, min_lr: 0, schedule: constant}"]
@@ -94,6 +107,11 @@ def test_a_component_with_a_rate_of_its_own_leaves_the_peak_to_the_groups() -> N
     assert params["warmup_max_lr"] is None
     same = config(*LLAMA, *OWN_RATE, "training.optimizer.warmup_steps=10", "model.components.llm.lr=3e-5")
     assert same["scheduler"]["params"]["warmup_max_lr"] == 3e-5
+
+
+def test_a_line_without_warm_up_has_one_rate_for_all() -> None:
+    with pytest.raises(ConfigError, match="OneCycle, which puts one rate into all parameter groups"):
+        config(*LLAMA, *OWN_RATE, "training.optimizer.schedule=linear", "training.optimizer.warmup_steps=0")
 
 
 def test_a_schedule_that_would_level_the_rates_is_refused() -> None:

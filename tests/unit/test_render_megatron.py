@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dslaunch.errors import ConfigError, PlanError
+from dslaunch.importing.megatron import import_megatron
 from tests.golden.cases import planned, rendered
 
 LLAMA = ["recipe=llama3_70b", "cluster=64xA100", "engine=megatron", "data.tokenizer=/tok"]
@@ -84,9 +87,16 @@ def test_random_tokens_on_request() -> None:
     ],
 )
 def test_what_megatron_cannot_express_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((ConfigError, PlanError)) as caught:
         flags(DATA, *words)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["post_norms=true", "sinks=true", "mlp_bias=true"])
+def test_a_search_passes_over_megatron_where_it_has_no_flags(word: str) -> None:
+    words = ["recipe=llama3_8b", "cluster=16xH100", "strategy=auto", "engine.path=/o", "script=train.py"]
+    plan, _, _ = planned(*words, f"model.components.llm.{word}")
+    assert plan.engine.name in ("deepspeed", "torch")
 
 
 MIXTRAL = [
@@ -115,6 +125,69 @@ def test_a_mixture_of_experts() -> None:
     assert moe_flags("engine.extra.moe-aux-loss-coeff=0.02")["--moe-aux-loss-coeff"] == ["0.02"]
 
 
+def test_experts_that_are_cut_otherwise_than_the_rest(tmp_path: Path) -> None:
+    whole = moe_flags("strategy.llm.ep=8", "strategy.llm.etp=1")
+    sizes = {"tensor-model": "4", "expert-model": "8", "expert-tensor": "1"}
+    assert {name: whole[f"--{name}-parallel-size"] for name in sizes} == {n: [v] for n, v in sizes.items()}
+    file = tmp_path / "megatron_args.txt"
+    file.write_text(rendered(*MIXTRAL, "strategy.llm.ep=8", "strategy.llm.etp=1")["megatron_args.txt"])
+    recipe = yaml.safe_load(import_megatron(str(file), ["cluster=64xH100"]).files["recipes/megatron_args.yaml"])
+    assert recipe["layouts"][64]["llm"]["etp"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["strategy.llm.etp=3"], "experts.ffn 14336 / etp 3 = 4779 is not whole; etp can be 1, 2, 4, 7, 8"),
+        (["strategy.llm.etp=16"], "groups of 16 do not fill the 8 GPUs"),
+        (["strategy.llm.ep=8", "strategy.llm.etp=8"], "among tp 4 x dp 4 x cp 1 = 16 ranks, and 16 / 64 = 0.25"),
+        (["model=llama3_8b", "strategy.llm.ep=1", "strategy.llm.etp=2"], "there are no experts to cut"),
+        (
+            ["model.components.llm.mlp_bias=true", "model.components.llm.out_bias=true",
+             "model.components.llm.qkv_bias=true"],
+            "Set strategy.llm.etp=1",
+        ),
+        (
+            ["engine=deepspeed", "script=t.py", "strategy.llm.pp=1", "strategy.llm.ep=1", "strategy.llm.etp=2"],
+            "deepspeed cuts experts as the rest of the layer, by tp 4",
+        ),
+    ],
+)  # fmt: skip
+def test_experts_cut_as_nobody_can(words: list[str], message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        moe_flags("strategy=zero1", *words)
+    assert message in str(caught.value)
+
+
+def test_tokens_that_travel_by_deepep() -> None:
+    word = "strategy.dispatcher=deepep"
+    made = moe_flags(word)
+    assert (made["--moe-token-dispatcher-type"], made["--moe-router-dtype"]) == (["flex"], ["fp32"])
+    assert made["--moe-flex-dispatcher-backend"] == ["deepep"]
+    old = moe_flags(word, "engine.version=0.14.0")
+    assert "--moe-flex-dispatcher-backend" not in old
+    assert old["--moe-enable-deepep"] == []
+    plan, prediction, _ = planned(*MIXTRAL, word)
+    assert plan.engine.modes == {"deepep": {}}
+    assert prediction.step_time_s < planned(*MIXTRAL)[1].step_time_s
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=llama3_8b", "strategy.llm.ep=1"], "nothing travels"),
+        (["cluster=64xV100"], "GPUs of NVIDIA from Ampere on"),
+        (
+            ["engine=deepspeed", "script=train.py", "strategy.llm.pp=1", "strategy.llm.ep=1"],
+            "which is Megatron's; deepspeed does not have it",
+        ),
+    ],
+)
+def test_deepep_where_it_is_not(words: list[str], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        planned(*MIXTRAL, "strategy=zero1", "strategy.dispatcher=deepep", *words)
+
+
 def test_deepseeks_router_and_latent_attention() -> None:
     words = [
         "model=deepseek_v3", "cluster=2048xH100", "training.global_batch=15360", "strategy.llm.tp=1",
@@ -140,6 +213,7 @@ def test_deepseeks_router_and_latent_attention() -> None:
     ("words", "message"),
     [
         (["training.precision=fp16"], "ep is 4, training.precision fp16"),
+        (["model.components.llm.sinks=true"], "gpt-oss, whose activation is none that dslaunch describes"),
         (["model.components.llm.mtp_layers=1", "model.components.llm.position=learned"], "rotary positions only"),
         (
             [

@@ -30,7 +30,7 @@ def test_without_a_program_every_script_stops_and_names_the_key() -> None:
 def test_empty_slurm_settings_are_left_to_the_site() -> None:
     assert directives() == [
         "--job-name=llama3_8b", "--output=slurm-%j.out", "--nodes=2", "--ntasks-per-node=8",
-        "--cpus-per-task=16", "--gres=gpu:8", "--exclusive",
+        "--cpus-per-task=16", "--open-mode=append", "--no-requeue", "--gres=gpu:8", "--exclusive",
     ]  # fmt: skip
 
 
@@ -170,11 +170,12 @@ def test_hosts_are_written_in_rank_order_and_only_where_known() -> None:
 def test_arguments_are_kept_and_only_the_four_placeholders_become_paths() -> None:
     arguments = ["--c={ds_config}", "{plan}", "{run_dir}/x y", "{checkpoint_dir}", "{other}", "{}", "", "$HOME;'"]
     text = rendered(*LLAMA, script="a b.py", script_args=arguments)["rank.sh"]
-    line = next(line for line in text.splitlines() if line.startswith('"$DSLAUNCH_PYTHON" -u'))
+    line = next(line for line in text.splitlines() if '"$DSLAUNCH_PYTHON" -u' in line)
     words = shlex.split(line.removesuffix("|| status=$?"))
     assert words == [
-        "$DSLAUNCH_PYTHON", "-u", "a b.py", "--c=$DSLAUNCH_RUN_DIR/ds_config.json", "$DSLAUNCH_RUN_DIR/plan.json",
-        "$DSLAUNCH_RUN_DIR/x y", "$DSLAUNCH_RUN_DIR/checkpoints", "{other}", "{}", "", "$HOME;'",
+        "exec", "$DSLAUNCH_PYTHON", "-u", "a b.py", "--c=$DSLAUNCH_RUN_DIR/ds_config.json",
+        "$DSLAUNCH_RUN_DIR/plan.json", "$DSLAUNCH_RUN_DIR/x y", "$DSLAUNCH_RUN_DIR/checkpoints",
+        "{other}", "{}", "", "$HOME;'",
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import pytest
 from dslaunch.run.state import State, append_event, write_state
 from tests.command import CommandLine
 from tests.real.parts import need
+from tests.unit.test_json_outputs import valid
 
 need("vl_convert")
 HOSTILE = "</script><script>alert(1)</script>"
@@ -149,3 +150,9 @@ def test_without_the_drawing_library_it_says_what_to_install(
     assert ran.status == 2
     assert "pip install 'dslaunch[report]'" in ran.err
     assert not Path("x.html").exists()
+
+
+def test_json_names_the_file_and_its_size(dslaunch: CommandLine) -> None:
+    ran = dslaunch("report", "recipe=vla_tiny", "cluster=local", "-o", "report.html", "--json")
+    assert ran.json["bytes"] == Path("report.html").stat().st_size
+    valid(ran.json, "dslaunch.report/1", dslaunch)

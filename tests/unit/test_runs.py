@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch.run.processes import Process
 from dslaunch.run.state import State, write_state
 from tests.command import CommandLine
+from tests.unit.test_json_outputs import valid
 
 
 @pytest.fixture
@@ -47,6 +49,22 @@ def test_runs_as_json(shelf: Path, dslaunch: CommandLine) -> None:
     second, first = found["runs"]
     assert (second["steps_done"], second["lowest_loss"], second["tokens_per_s"]) == (4, 1.0, 350.0)
     assert (first["state"], first["exit_status"], first["last_loss"]) == ("failed", 1, None)
+
+
+def test_a_run_whose_supervisor_is_gone_is_not_running(shelf: Path, dslaunch: CommandLine) -> None:
+    gone = Process(pid=2**22 - 1, pgid=2**22 - 1, start_time=1)
+    write_state(shelf / "first", State("first", "local", "running", supervisor=gone))
+    (shelf / "first" / "ranks").mkdir()
+    (shelf / "first" / "ranks" / "0.exit").write_text("running\n")
+    (shelf / "first" / "ranks" / "0.step").write_text("7\n")
+    found = {Path(run["run"]).name: run for run in dslaunch("runs", "--json").json["runs"]}
+    assert (found["first"]["state"], found["first"]["steps_done"]) == ("lost", 7)
+
+
+def test_json_is_what_its_schema_says(shelf: Path, dslaunch: CommandLine) -> None:
+    valid(dslaunch("compare", *map(str, shelf.iterdir()), "--json").json, "dslaunch.compare/1", dslaunch)
+    (shelf / "first" / "plan.json").write_text("{")
+    valid(dslaunch("runs", "--json").json, "dslaunch.runs/1", dslaunch)
 
 
 def test_a_run_that_cannot_be_read_is_named_and_stops_nothing(shelf: Path, dslaunch: CommandLine) -> None:

@@ -132,3 +132,18 @@ def test_learning_rate(schedule: str, step: int, expected: float) -> None:
         plans.training_plan(steps=20), lr=1e-3, min_lr=1e-4, warmup_steps=4, lr_schedule=schedule
     )
     assert lr_factor(step, training, 1e-3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "step", "expected"),
+    [
+        ("linear", 1, 0.5), ("linear", 4, 1.0), ("cosine", 10, 1.0), ("linear", 15, 0.55), ("cosine", 15, 0.55),
+        ("sqrt", 15, 1 - 0.9 * 0.5**0.5), ("linear", 20, 0.1), ("sqrt", 20, 0.1),
+    ],
+)  # fmt: skip
+def test_a_rate_that_stays_until_the_last_ten_steps(shape: str, step: int, expected: float) -> None:
+    training = replace(
+        plans.training_plan(steps=20), lr=1e-3, min_lr=1e-4, warmup_steps=4, lr_schedule="wsd", lr_decay_steps=10,
+        lr_decay_shape=shape,
+    )  # fmt: skip
+    assert lr_factor(step, training, 1e-3) == pytest.approx(expected)

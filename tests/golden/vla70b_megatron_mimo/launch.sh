@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vla70b: 72 ranks on 9 node(s) of 8, started without a scheduler.
+# vla70b: 72 ranks on 9 node(s) of 8, under DeepSpeed's launcher or torchrun.
 # Every rank runs rank.sh. Read from the environment, where set:
 #   DSLAUNCH_RUN_DIR      the folder of the rendered files; default: the folder of this script
 #   DSLAUNCH_WORK_DIR     the folder that the program runs in; default: the current one
@@ -17,6 +17,9 @@ fail() {
   exit 2
 }
 
+if [[ ${1:-} == slurm ]]; then # one task of srun on each node, by job.sbatch
+  export DSLAUNCH_NODE_RANK="$SLURM_NODEID" DSLAUNCH_MASTER_ADDR="$MASTER_ADDR" DSLAUNCH_MASTER_PORT="$MASTER_PORT"
+fi
 here="$(dirname -- "${BASH_SOURCE[0]}")"
 DSLAUNCH_RUN_DIR="$(cd -- "${DSLAUNCH_RUN_DIR:-$here}" >/dev/null && pwd)"
 export DSLAUNCH_RUN_DIR
@@ -39,6 +42,12 @@ case "$runner" in
   deepspeed)
     hostfile="$DSLAUNCH_RUN_DIR/hostfile"
     hostfile="${DSLAUNCH_HOSTFILE:-$hostfile}"
+    if [[ ${1:-} == slurm ]]; then
+      hostfile="$DSLAUNCH_RUN_DIR/hostfile.$SLURM_JOB_ID"
+      while read -r host; do printf '%s slots=8\n' "$host"; done \
+        <<<"$DSLAUNCH_NODES" >"$hostfile.$SLURM_NODEID"
+      mv -- "$hostfile.$SLURM_NODEID" "$hostfile" # each node writes the same
+    fi
     [[ -s $hostfile ]] ||
       fail "hostfile '$hostfile' is missing or empty. Set cluster.hosts, launcher.hostfile=FILE or DSLAUNCH_HOSTFILE; a line is: NAME slots=8"
     deepspeed+=(--hostfile "$hostfile" --num_nodes 9 --num_gpus 8 --master_port "$port")
@@ -52,7 +61,8 @@ case "$runner" in
       fail "the DeepSpeed runner cannot carry '$DSLAUNCH_RUN_DIR', '$DSLAUNCH_WORK_DIR' or '$DSLAUNCH_PYTHON' to other hosts. Use paths of letters, digits and _@+=:,./- only, or start this script on each host with DSLAUNCH_NODE_RANK"
     export DS_ENV_FILE="$DSLAUNCH_RUN_DIR/ds_env"
     exec "${deepspeed[@]}" --launcher pdsh --force_multi env DSLAUNCH_RUN_DIR="$DSLAUNCH_RUN_DIR" \
-      DSLAUNCH_WORK_DIR="$DSLAUNCH_WORK_DIR" DSLAUNCH_PYTHON="$DSLAUNCH_PYTHON" "${rank[@]}"
+      DSLAUNCH_WORK_DIR="$DSLAUNCH_WORK_DIR" DSLAUNCH_PYTHON="$DSLAUNCH_PYTHON" \
+      DSLAUNCH_ATTEMPT="${DSLAUNCH_ATTEMPT:-1}" "${rank[@]}"
     ;;
   torchrun)
     [[ -n ${DSLAUNCH_NODE_RANK:-} && -n ${DSLAUNCH_MASTER_ADDR:-} ]] ||

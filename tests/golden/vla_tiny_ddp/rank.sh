@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# vla_tiny: what every rank runs, started by launch.sh (which has set RANK and the like) or by srun (`rank.sh slurm`).
-# How it ended is kept in ranks/RANK.exit: launchers do not always hand a status on.
+# vla_tiny: what every rank runs, started by launch.sh or an agent (which have set RANK and the like), by
+# srun (`rank.sh slurm`) or by mpirun (`rank.sh openmpi`).
+# Its process is kept in ranks/RANK.pid, and how it ended in ranks/RANK.exit: launchers do not always hand a status on.
 # shellcheck disable=SC2016 # values are meant literally
 set -euo pipefail
 
@@ -14,8 +15,11 @@ if [[ ${1:-} == slurm ]]; then
   # shellcheck disable=SC2086
   unset ${!OMPI_@} ${!PMI_@} ${!PMIX_@} ${!MV2_@}
   export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$SLURM_NODEID" WORLD_SIZE="$SLURM_NTASKS"
-  export LOCAL_WORLD_SIZE=2 LOCAL_SIZE=2
+elif [[ ${1:-} == openmpi ]]; then
+  export RANK="$OMPI_COMM_WORLD_RANK" LOCAL_RANK="$OMPI_COMM_WORLD_LOCAL_RANK" WORLD_SIZE="$OMPI_COMM_WORLD_SIZE"
+  export NODE_RANK="$((RANK / 2))" # mpirun fills node after node
 fi
+export LOCAL_WORLD_SIZE=2 LOCAL_SIZE=2
 [[ ${WORLD_SIZE:-unset} == 2 && -n ${RANK:-} ]] ||
   fail "WORLD_SIZE is ${WORLD_SIZE:-unset}, the plan has 2 ranks on 1 node(s) of 2. Start it with launch.sh or job.sbatch, on that many"
 
@@ -30,11 +34,33 @@ export DSLAUNCH_PLAN="$DSLAUNCH_RUN_DIR/plan.json"
 source "$DSLAUNCH_RUN_DIR/env.sh"
 cd -- "$DSLAUNCH_WORK_DIR"
 
-mkdir -p "$DSLAUNCH_RUN_DIR/ranks"
+# Attempt 1 is the launch; a resume or a restart of the same files counts on.
+export DSLAUNCH_ATTEMPT="${DSLAUNCH_ATTEMPT:-1}"
+logs="$DSLAUNCH_RUN_DIR/logs"
+if ((DSLAUNCH_ATTEMPT > 1)); then
+  export DSLAUNCH_RESUME=1
+  logs+="/attempt-$DSLAUNCH_ATTEMPT"
+fi
+mkdir -p "$DSLAUNCH_RUN_DIR/ranks" "$logs"
 record="$DSLAUNCH_RUN_DIR/ranks/$RANK.exit"
 echo running >"$record"
-trap : INT TERM # the program gets them too, and decides; its status is what counts
+# What this rank says goes to a file of its own as well as to the launcher.
+exec > >(trap '' INT TERM HUP && exec tee -a -- "$logs/rank-$RANK.log") 2>&1
+copier=$!
 status=0
-"$DSLAUNCH_PYTHON" -u -m dslaunch.runtime --plan "$DSLAUNCH_RUN_DIR"/plan.json || status=$?
+# From here on the program gets them too, and decides; its status is what counts. Earlier, they end this script.
+trap : INT TERM
+(
+  # The program keeps this process id; with the start time (clock ticks since boot) it is never taken for another.
+  read -ra stat <"/proc/$BASHPID/stat"
+  printf '{"host": "%s", "pid": %d, "pgid": %d, "start_time": %d}\n' "$HOSTNAME" "$BASHPID" "${stat[4]}" "${stat[21]}" \
+    >"$DSLAUNCH_RUN_DIR/ranks/$RANK.pid"
+  exec "$DSLAUNCH_PYTHON" -u -m dslaunch.runtime --plan "$DSLAUNCH_RUN_DIR"/plan.json
+) || status=$?
 echo "$status" >"$record"
+exec >&- 2>&-
+for ((waited = 0; waited < 100; waited++)); do # a process that the program left behind may hold the pipe
+  kill -0 "$copier" || break
+  sleep 0.05
+done
 exit "$status"

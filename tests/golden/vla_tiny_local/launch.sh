@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vla_tiny: 2 ranks on 1 node(s) of 2, started without a scheduler.
+# vla_tiny: 2 ranks on 1 node(s) of 2, under DeepSpeed's launcher or torchrun.
 # Every rank runs rank.sh. Read from the environment, where set:
 #   DSLAUNCH_RUN_DIR      the folder of the rendered files; default: the folder of this script
 #   DSLAUNCH_WORK_DIR     the folder that the program runs in; default: the current one
@@ -14,6 +14,9 @@ fail() {
   exit 2
 }
 
+if [[ ${1:-} == slurm ]]; then # one task of srun on each node, by job.sbatch
+  export DSLAUNCH_NODE_RANK="$SLURM_NODEID" DSLAUNCH_MASTER_ADDR="$MASTER_ADDR" DSLAUNCH_MASTER_PORT="$MASTER_PORT"
+fi
 here="$(dirname -- "${BASH_SOURCE[0]}")"
 DSLAUNCH_RUN_DIR="$(cd -- "${DSLAUNCH_RUN_DIR:-$here}" >/dev/null && pwd)"
 export DSLAUNCH_RUN_DIR

@@ -1,0 +1,120 @@
+"""What the verbs that look after runs and hosts print under --json. Times are Unix times, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslaunch.run.processes import Process
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank of the newest attempt."""
+
+    rank: int
+    host: str
+    process: Process | None
+    status: int | None
+    """Exit status; 128 + N: signal N ended it; null: it runs, or was killed with its shell."""
+    step: int | None
+    """The last step that it completed."""
+    stepped_at: float | None
+    steps_per_s: float | None
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """The rank that failed first."""
+
+    rank: int
+    host: str
+    exit_status: int | None
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint that a resumed program would load."""
+
+    path: str
+    step: int | None
+    written_at: float
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """`dslaunch status --json`"""
+
+    run: str
+    """Its folder."""
+    state: str
+    why: str
+    launcher: str
+    host: str
+    job: str
+    """The SLURM job that runs, waits, or ended last."""
+    attempt: int
+    exit_status: int | None
+    step: int | None
+    """The last step that every rank which tells has completed."""
+    steps: int
+    steps_per_s: float | None
+    progress_age_s: float | None
+    behind: tuple[int, ...]
+    """Ranks two steps or more behind the furthest."""
+    first_failure: FirstFailure | None
+    checkpoint: Checkpoint | None
+    logs: str
+    world_size: int
+    ranks: tuple[RankState, ...]
+    """Those that have started."""
+    schema: str = "dslaunch.status/1"
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """`dslaunch logs --json`"""
+
+    run: str
+    path: str
+    whose: str
+    failed_ranks: tuple[int, ...]
+    """The first to fail first."""
+    lines: tuple[str, ...]
+    schema: str = "dslaunch.logs/1"
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """`dslaunch stop --json`"""
+
+    run: str
+    said: tuple[str, ...]
+    """What was done, a sentence each."""
+    schema: str = "dslaunch.stop/1"
+
+
+@dataclass(frozen=True)
+class HostFinding:
+    """What preflight found on a host."""
+
+    check: str
+    host: str
+    severity: str
+    stops: bool
+    found: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """`dslaunch preflight --json`"""
+
+    hosts: tuple[str, ...]
+    findings: tuple[HostFinding, ...]
+    exclude: tuple[str, ...]
+    """Hosts to leave out; none where what is wrong is wrong on all of them."""
+    measured: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    seconds: float
+    schema: str = "dslaunch.preflight-report/1"

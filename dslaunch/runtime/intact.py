@@ -1,0 +1,55 @@
+"""Whether a checkpoint is whole: sizes and checksums of its files, written behind it, compared before it is read.
+
+Each rank reads its share of the files, so the cost is that of one more pass over what was written, shared out. A
+checkpoint without the list (one that was cut off, or of an earlier version) does not count as whole.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dslaunch.runtime.world import World
+
+LIST = "files.json"
+_CHUNK = 1 << 22
+
+Sum = list[int]
+"""Bytes, and their CRC-32."""
+
+
+def list_files(folder: Path, world: World) -> str:
+    """The list of the files in `folder`, as JSON; every rank calls it, and each gets the whole."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    own = {name: _sum(folder / name) for name in names[world.rank :: world.size]}
+    shares: list[dict[str, Sum] | None] = [None] * world.size
+    dist.all_gather_object(shares, own)
+    every = {name: one for share in shares for name, one in (share or {}).items()}
+    return json.dumps(every, sort_keys=True) + "\n"
+
+
+def is_intact(folder: Path, world: World) -> bool:
+    """Whether every file of the list is there, as it was written; every rank calls it and gets the same answer."""
+    wrong = torch.tensor(float(not _share_is_intact(folder, world)), device=world.device)
+    dist.all_reduce(wrong)
+    return not float(wrong)
+
+
+def _share_is_intact(folder: Path, world: World) -> bool:
+    try:
+        listed: dict[str, Sum] = json.loads((folder / LIST).read_text(encoding="utf-8"))
+        return all(_sum(folder / name) == listed[name] for name in sorted(listed)[world.rank :: world.size])
+    except (OSError, ValueError):
+        return False
+
+
+def _sum(path: Path) -> Sum:
+    size = crc = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]

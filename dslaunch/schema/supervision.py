@@ -1,0 +1,40 @@
+"""What happens when a run fails or stands still: restarts, and the watchdog."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Texts
+
+Cause = Literal[
+    "user", "hang", "host_memory", "gpu_fault", "disk_full", "gpu_memory", "port_taken", "preempted",
+    "wrong_program", "configuration", "checkpoint", "communication", "host_lost", "killed", "crashed", "program",
+]  # fmt: skip
+"""Why an attempt ended; dslaunch/run/causes.yaml says by what each is known, and what is done by default."""
+Action = Literal["stop", "retry", "retry_elsewhere", "requeue"]
+
+
+class Restart(Part):
+    """What follows when an attempt fails."""
+
+    max: NonNegative | None = None
+    """Restarts that may bring no new step; one after which the run got further than ever before is not counted.
+    Not given: 3 where checkpoints are written during the run (checkpoint.every), 0 where they are not."""
+    wait_s: NonNegativeFloat = 5.0
+    """Seconds before a restart; they double with each restart that brings no new step."""
+    actions: dict[Cause, Action] = {}
+    """By cause, what is done in place of the default: stop, retry, retry_elsewhere (without the host where it
+    began, where a spare one waits), requeue (by SLURM; elsewhere as retry)."""
+    spares: Texts = ()
+    """Hosts of the same kind that wait to take the place, and the ranks, of one that fails (launcher ssh)."""
+
+
+class Watchdog(Part):
+    """When a run counts as hanging. Steps count, not log lines: see dslaunch.progress."""
+
+    minutes: NonNegativeFloat = 20.0
+    """Minutes in which no rank completes a step, after the first one; longer than the longest checkpoint or
+    evaluation. 0 turns it off."""
+    start_minutes: NonNegativeFloat | None = None
+    """Minutes until the first step; 0: no limit. Not given: 60 for dslaunch.runtime, no limit for programs of
+    yours, which need not report steps."""
