@@ -141,7 +141,8 @@ def _free_network() -> tuple[str, str]:
     """A tag for names of interfaces, and the first three parts of an address, that nobody here uses."""
     used = _run("ip", "-o", "addr") + _run("ip", "-o", "link")
     numbers = [(os.getpid() + step) % 250 for step in range(250)]
-    number = next(each for each in numbers if f"10.213.{each}." not in used and f"dl{each}:" not in used)
+    taken = ("10.213.{}.", "dl{}:", "dl{}n")  # a link outlives its namespace for a moment
+    number = next(each for each in numbers if not any(form.format(each) in used for form in taken))
     return str(number), f"10.213.{number}"
 
 
@@ -170,6 +171,7 @@ def _host(name: str, address: str, bridge: str, folder: Path, private: tuple[Pat
         _run("ip", "netns", "add", space)
         stack.callback(_run, "ip", "netns", "del", space)
         _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+        stack.callback(_end_link, link)
         _run("ip", "link", "set", link, "master", bridge, "up")
         for words in (("addr", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up"),
                       ("link", "set", "lo", "up")):  # fmt: skip
@@ -189,6 +191,11 @@ def _host(name: str, address: str, bridge: str, folder: Path, private: tuple[Pat
         stack.callback(process.wait)
         stack.callback(process.kill)
         yield Host(name, address, space, link, _child_of(process.pid))
+
+
+def _end_link(link: str) -> None:
+    """End a host's link now: with its namespace it would go some time later."""
+    subprocess.run(["ip", "link", "del", link], capture_output=True, check=False)
 
 
 def _child_of(pid: int) -> int:
