@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.records import DATA, Record, Shape
+from benchmarks.records import DATA, Record, Shape, replicas
 
 _SUFFIXES = re.compile(r"(-instruct(-\d+)?|-gptq-int4|-2507|-preview|-fp8|-hf|-v\d[\d.]*|-it|-base)+$")
 _HEAD = 128
@@ -45,7 +45,7 @@ def completed(record: Record) -> Record:
 
 
 def _micro_batch(record: Record, tokens: int) -> int:
-    share = (record.global_batch or _PASS) // max(1, record.dp or (record.n_gpus or 1) // (record.tp or 1))
+    share = (record.global_batch or _PASS) // replicas(record)
     return next(number for number in range(max(1, _PASS // tokens), 0, -1) if share % number == 0 or number == 1)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks import torch_family
 from benchmarks.flops_kinds import step_flops
-from benchmarks.records import MENDS, Record, read
-from benchmarks.settings import Missing, Setting, setting, world_size
+from benchmarks.records import MENDS, Record, read, world_size
+from benchmarks.settings import Missing, Setting, setting
 from dslaunch.hardware.efficiency import SHIPPED, Tables
 from dslaunch.plan.case import Case
 from dslaunch.plan.memory import overhead_gib, reserved_gib, stage_memory

@@ -170,3 +170,16 @@ def _mended(row: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             place = place[part]
         place[last] = value
     return result
+
+
+def world_size(record: Record) -> int:
+    """GPUs of the run."""
+    degrees = (record.tp or 1) * (record.pp or 1) * (record.cp or 1)
+    experts = (record.ep or 1) * (record.etp or 1) * (record.pp or 1)
+    return record.n_gpus or max(degrees * (record.dp or 1), experts)
+
+
+def replicas(record: Record) -> int:
+    """Ranks along dp."""
+    degrees = (record.tp or 1) * (record.pp or 1) * (record.cp or 1)
+    return record.dp or max(1, world_size(record) // degrees)

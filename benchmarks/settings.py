@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from benchmarks import habits, known, megatron, torch_family
-from benchmarks.records import Record
+from benchmarks.records import Record, replicas, world_size
 from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.registry import ENGINES
@@ -232,36 +232,15 @@ def _cluster(record: Record) -> dict[str, Any]:
     return {**habits.cluster(record, raw), "nodes": world // slots, "gpus_per_node": slots}
 
 
-def world_size(record: Record) -> int:
-    """GPUs of the run."""
-    degrees = (record.tp or 1) * (record.pp or 1) * (record.cp or 1)
-    experts = (record.ep or 1) * (record.etp or 1) * (record.pp or 1)
-    return record.n_gpus or max(degrees * (record.dp or 1), experts)
-
-
-def _replicas(record: Record) -> int:
-    degrees = (record.tp or 1) * (record.pp or 1) * (record.cp or 1)
-    return record.dp or max(1, world_size(record) // degrees)
-
-
-def _micro_batch(record: Record) -> int:
-    given = torch_family.micro_batch(record)
-    if given is not None:
-        return given
-    if record.global_batch is not None and record.global_batch == _replicas(record):
-        return 1
-    raise Missing("micro_batch")
-
-
 def _global_batch(record: Record) -> int:
     """One micro-batch where the record does not say; in a pipeline as many as leave little of its bubble."""
     rounds = 8 * (record.pp or 1) if (record.pp or 1) > 1 else torch_family.rounds(record)
-    return record.global_batch or _micro_batch(record) * _replicas(record) * rounds
+    return record.global_batch or torch_family.micro_batch(record) * replicas(record) * rounds
 
 
 def _layout(record: Record, layers: int) -> Layout:
-    dp, pp = _replicas(record), record.pp or 1
-    micro = _micro_batch(record)
+    dp, pp = replicas(record), record.pp or 1
+    micro = torch_family.micro_batch(record)
     return Layout(
         tp=record.tp or 1, pp=pp, vpp=record.vpp or 1, cp=record.cp or 1, ep=record.ep or 1, dp=dp,
         zero=_zero(record),

@@ -236,12 +236,13 @@ def rounds(record: Record) -> int:
     return 4 if record.framework == "litgpt" else 1
 
 
-def micro_batch(record: Record) -> int | None:
+def micro_batch(record: Record) -> int:
     """torchtitan cuts a rank's batch into as many micro-batches as there are pipeline stages, unless told
     otherwise (torchtitan/parallelisms/pipelining_utils.py, 9dec370)."""
     given = record.micro_batch
     stages = record.pp or 1
-    if given is None or not is_torchtitan(record) or given % stages:
+    assert given is not None  # known.completed gives one
+    if not is_torchtitan(record) or given % stages:
         return given
     return given // stages
 
