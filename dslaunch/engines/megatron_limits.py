@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.megatron_catalogue import megatron_versions
 from dslaunch.engines.versions import named
+from dslaunch.model.shapes import counted_ends
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 
@@ -120,8 +121,9 @@ def _dispatched(config: RunConfig, name: str, decoder: Decoder, layout: Layout) 
 
 
 def _virtual_stages(name: str, layout: Layout) -> Iterator[str]:
-    if any(count % layout.vpp for count in layout.layers_per_stage):
+    stages = layout.layers_per_stage
+    if any(count % layout.vpp for count in stages) and not any(counted_ends(stages, layout.vpp)):
         yield (
-            f"strategy.{name}.layers_per_stage is {list(layout.layers_per_stage)}: each stage is cut into vpp "
+            f"strategy.{name}.layers_per_stage is {list(stages)}: each stage is cut into vpp "
             f"{layout.vpp} equal parts. Choose counts that are multiples of {layout.vpp}"
         )

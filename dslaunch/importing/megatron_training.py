@@ -12,6 +12,7 @@ from dslaunch.importing.megatron_flags import Flags
 from dslaunch.importing.recipe import Recipe
 
 _STYLES = ("constant", "linear", "cosine", "WSD")
+_COUNTED = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 _SHAPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
 """--lr-wsd-decay-style -> training.optimizer.decay_shape."""
 
@@ -23,7 +24,8 @@ def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
     distributed, stage = flags.on("--use-distributed-optimizer"), flags.number("--zero-stage")
     layout: dict[str, Any] = {"tp": tp, "pp": pp, "zero": int(distributed) if stage is None else stage}
     layers = flags.peek("--num-layers") or 0
-    if vpp := _virtual_stages(flags, layers, pp):
+    counted = [flags.on(flag) for flag in _COUNTED]
+    if vpp := _virtual_stages(flags, layers + sum(counted), pp):
         layout["vpp"] = vpp
         recipe.put("training.schedule", "interleaved")
     for flag, key in (("--context-parallel-size", "cp"), ("--expert-model-parallel-size", "ep")):
@@ -34,7 +36,7 @@ def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
     if expert_tp and expert_tp != tp:
         layout["etp"] = expert_tp
     layout["recompute"] = _recompute(flags)
-    if stages := _uneven_stages(flags, layers, pp):
+    if stages := _uneven_stages(flags, layers, pp) or _counted_stages(flags, layers, pp, counted):
         layout["layers_per_stage"] = stages
     shared = flags.on("--sequence-parallel")
     if shared and tp == 1:
@@ -87,6 +89,21 @@ def _uneven_stages(flags: Flags, layers: int, pp: int) -> list[int] | None:
     middle = rest // between
     inner = [middle] * (pp - 2)
     return [first if first is not None else middle, *inner, last if last is not None else middle]
+
+
+def _counted_stages(flags: Flags, layers: int, pp: int, counted: list[bool]) -> list[int] | None:
+    """Layers of equal stages of which the first holds the embedding as one more, and the last the loss."""
+    if not any(counted):
+        return None
+    if (layers + sum(counted)) % pp:
+        raise ConfigError(
+            f"{flags.where}: {layers} layers and {sum(counted)} of {', '.join(_COUNTED)} do not fill {pp} stages "
+            "equally."
+        )
+    stages = [(layers + sum(counted)) // pp] * pp
+    stages[0] -= counted[0]
+    stages[-1] -= counted[1]
+    return stages
 
 
 def take_training(recipe: Recipe, flags: Flags, replica: int) -> None:

@@ -14,7 +14,7 @@ from dslaunch.importing.imported import Note
 from dslaunch.importing.writing import yaml_text
 from dslaunch.schema.text import is_text
 
-GROUPS = ("model", "cluster", "strategy", "engine", "goal", "launcher", "training")
+GROUPS = ("model", "cluster", "strategy", "engine", "goal", "launcher", "training", "profile")
 _SIZED = re.compile(r"(\d+)x(?:(\d+)x)?[A-Za-z].*")
 _ORDER = (
     "name", "about", "script", "module", "script_args", "training", "strategy", "data", "checkpoint", "engine",

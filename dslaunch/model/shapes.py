@@ -59,9 +59,23 @@ def legal_pp(component: Component, pp: int, vpp: int, layers_per_stage: Iterable
         found = " + ".join(str(n) for n in stages)
         return f"layers_per_stage: {found} = {sum(stages)}, but there are {total} layers to share out"
     uneven = [n for n in stages if n % vpp]
-    if uneven:
+    if uneven and not any(counted_ends(stages, vpp)):
         return f"layers_per_stage: {listed(uneven)} / vpp {vpp} is not whole; give multiples of {vpp}"
     return None
+
+
+def counted_ends(stages: tuple[int, ...], vpp: int) -> tuple[bool, bool]:
+    """Whether the embedding, and the loss, take the place of one layer of the first and of the last stage.
+
+    They do where all stages have the same multiple of vpp parts once they are counted: 7+8+8+7 layers with vpp 8.
+
+    Args:
+        stages: layers of each stage, first to last.
+    """
+    most = max(stages)
+    ends = (stages[0] == most - 1, stages[-1] == most - 1)
+    counted = (stages[0] + ends[0], *stages[1:-1], stages[-1] + ends[1])
+    return ends if vpp > 1 and len(stages) > 1 and set(counted) == {most} and most % vpp == 0 else (False, False)
 
 
 def legal_ep(component: Component, ep: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dslaunch.engines.base import Engine
@@ -243,8 +244,11 @@ def _few_microbatches(found: Evaluated) -> list[Finding]:
                 f"{(layout.pp - 1) / (layout.num_microbatches * layout.vpp + layout.pp - 1):.0%} of the time"
             ),
             where=f"strategy.{name}.pp",
-            fix=f"at least {4 * layout.pp} micro-batches: a larger training.global_batch, or fewer stages",
+            fix=(
+                f"at least {math.ceil(4 * layout.pp / layout.vpp)} micro-batches: a larger "
+                "training.global_batch, or fewer stages"
+            ),
         )
         for name, layout in ((name, case.layout) for name, case in found.cases.items())
-        if layout.pp > 1 and layout.num_microbatches < 4 * layout.pp
+        if layout.pp > 1 and layout.num_microbatches * layout.vpp < 4 * layout.pp
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dslaunch.engines.megatron_catalogue import Catalogue, megatron_catalogue
 from dslaunch.errors import ConfigError
+from dslaunch.model.shapes import counted_ends
 from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.render.megatron_flags import Flags, flags, merge_extra, require_known
 from dslaunch.render.megatron_model import model_flags
@@ -95,6 +96,12 @@ def _stages(decoder: Decoder, component: ComponentPlan) -> Flags:
         decoder_last_pipeline_num_layers=layers[-1] if len(layers) > 2 else None,
     )
     virtual = flags(num_virtual_stages_per_pipeline_rank=vpp if vpp > 1 else None)
+    embedding, loss = counted_ends(layers, vpp)
+    if embedding or loss:
+        counted = flags(
+            account_for_embedding_in_pipeline_split=embedding, account_for_loss_in_pipeline_split=loss
+        )
+        return {**virtual, **counted}
     return {**virtual, **(ends if len(set(layers)) > 1 else {})}
 
 

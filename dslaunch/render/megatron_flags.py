@@ -21,6 +21,8 @@ DECIDED = {
     "--pipeline-model-parallel-layout": "strategy.COMPONENT.layers_per_stage",
     "--decoder-first-pipeline-num-layers": "strategy.COMPONENT.layers_per_stage",
     "--decoder-last-pipeline-num-layers": "strategy.COMPONENT.layers_per_stage",
+    "--account-for-embedding-in-pipeline-split": "strategy.COMPONENT.layers_per_stage",
+    "--account-for-loss-in-pipeline-split": "strategy.COMPONENT.layers_per_stage",
     "--context-parallel-size": "strategy.COMPONENT.cp",
     "--ds-sequence-parallel-size": "strategy.COMPONENT.cp",
     "--expert-model-parallel-size": "strategy.COMPONENT.ep",

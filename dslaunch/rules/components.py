@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dslaunch.files.fileset import FileSet
+from dslaunch.model.shapes import counted_ends
 from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
@@ -58,7 +59,7 @@ def layers(plan: Plan | None, _files: FileSet, _settings: Settings) -> Iterator[
     """Layers that don't divide evenly over the stages: the fullest stage sets the pace."""
     for name, part, _ in _parts(plan):
         counts = part.layers_per_stage
-        if part.pp > 1 and len(set(counts)) > 1:
+        if part.pp > 1 and len(set(counts)) > 1 and not any(counted_ends(counts, part.vpp)):
             message = (
                 f"{name}: {sum(counts)} layers as {'+'.join(map(str, counts))}; the stage of "
                 f"{max(counts)} sets the pace."

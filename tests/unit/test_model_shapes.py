@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.model.shapes import legal_ep, legal_etp, legal_pp, legal_tp
+from dslaunch.model.shapes import counted_ends, legal_ep, legal_etp, legal_pp, legal_tp
 from dslaunch.schema.layer import Experts
 from dslaunch.schema.model import Decoder, Mlp, Other, ViT
 
@@ -70,6 +70,16 @@ def test_uneven_stages_need_their_counts() -> None:
     assert legal_pp(LLAMA70B, 3, 2, (26, 27, 27)) == (
         "layers_per_stage: 27, 27 / vpp 2 is not whole; give multiples of 2"
     )
+
+
+def test_the_embedding_and_the_loss_count_where_they_make_stages_equal() -> None:
+    assert legal_pp(LLAMA70B, 3, 3, (26, 27, 27)) is None
+    assert counted_ends((26, 27, 27), 3) == (True, False)
+    assert counted_ends((7, 8, 8, 7), 8) == (True, True)
+    assert counted_ends((7, 8, 8, 7), 1) == (False, False)
+    assert counted_ends((8, 8), 2) == (False, False)
+    assert counted_ends((7, 8, 7, 7), 8) == (False, False)
+    assert counted_ends((6, 8, 8, 8), 8) == (False, False)
 
 
 def test_mlp_stays_on_one_stage() -> None:

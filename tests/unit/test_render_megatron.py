@@ -15,6 +15,7 @@ from tests.golden.cases import planned, rendered
 
 LLAMA = ["recipe=llama3_70b", "cluster=64xA100", "engine=megatron", "data.tokenizer=/tok"]
 DATA = "data.path=/data/web_text"
+INTERLEAVED = "training.schedule=interleaved"
 
 
 def flags(*words: str, **changes: Any) -> dict[str, list[str]]:
@@ -45,8 +46,22 @@ def test_uneven_first_and_last_stages() -> None:
 
 
 def test_interleaved_stages() -> None:
-    made = flags(DATA, "strategy.llm.vpp=2", "training.schedule=interleaved")
+    made = flags(DATA, "strategy.llm.vpp=2", INTERLEAVED)
     assert made["--num-virtual-stages-per-pipeline-rank"] == ["2"]
+
+
+def test_the_embedding_and_the_loss_may_take_a_layers_place() -> None:
+    lines = rendered("recipe=llama3_405b")["megatron_args.txt"].splitlines()
+    assert {"--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"} <= set(lines)
+    assert "--num-virtual-stages-per-pipeline-rank 8" in lines
+    assert not [line for line in lines if line.startswith("--decoder-")]
+    one = flags(DATA, "strategy.llm.layers_per_stage=[20,20,20,20]", "strategy.llm.vpp=2", INTERLEAVED)
+    assert not [flag for flag in one if flag.startswith("--account-")]
+    end = flags(
+        DATA, "model.components.llm.layers=79", "strategy.llm.layers_per_stage=[20,20,20,19]",
+        "strategy.llm.vpp=2", INTERLEAVED,
+    )  # fmt: skip
+    assert [flag for flag in end if flag.startswith("--account-")] == ["--account-for-loss-in-pipeline-split"]
 
 
 def test_without_sequence_parallelism_or_overlap_the_flags_are_absent() -> None:
@@ -313,7 +328,7 @@ def test_extra_flags_do_not_make_another_model_than_the_plans(word: str, key: st
 
 
 def test_an_unknown_version_lists_the_known_ones() -> None:
-    with pytest.raises(PlanError, match=r"version is 0\.3\.0; megatron is rendered for 0\.16\.0, 0\.19\.0"):
+    with pytest.raises(ConfigError, match=r"version is 0\.3\.0; megatron is rendered for 0\.16\.0, 0\.19\.0"):
         flags(DATA, "engine.version=0.3.0")
 
 
