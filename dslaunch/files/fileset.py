@@ -9,7 +9,17 @@ from types import MappingProxyType
 from typing import Any
 
 from dslaunch.errors import ConfigError
-from dslaunch.files import envfile, hostfile, megatron, python, relaxed_json, script, shell, yaml_text
+from dslaunch.files import (
+    checkpoint,
+    envfile,
+    hostfile,
+    megatron,
+    python,
+    relaxed_json,
+    script,
+    shell,
+    yaml_text,
+)
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.flags import Arguments
 from dslaunch.files.kinds import Kind, json_kind, looks_like_json, looks_like_yaml, text_kind, yaml_kind
@@ -36,7 +46,7 @@ class File:
     value: Any = None
     """JSON and YAML kinds: the parsed value, or None after a syntax error. hostfile: tuple of HostLine.
     megatron_args: Arguments. shell: ShellScript. env: tuple of Assignment. deepspeed_env: tuple of EnvLine.
-    python: PythonScript. other: None."""
+    python: PythonScript. checkpoint: Checkpoint. other: None."""
     positions: Mapping[Path, Position] = field(default_factory=lambda: MappingProxyType({}))
     problems: tuple[Problem, ...] = ()
 
@@ -111,16 +121,27 @@ def read_paths(paths: Iterable[DiskPath]) -> FileSet:
 def read_folder(folder: DiskPath) -> FileSet:
     """The files in a folder, which may hold what nobody meant to be checked: that is said, and no error.
 
+    Of a folder of checkpoints only the names of what was saved are read, and the model's configuration.
+
     Raises:
         ConfigError: more files than any project's folder of configurations has, or a folder that can't be read.
     """
     try:
+        if found := checkpoint.find(folder):
+            return _saved(folder, *found)
         paths = sorted(path for path in folder.iterdir() if not path.is_dir())
     except OSError as error:
         raise ConfigError(f"{folder}: can't be read: {error.strerror}. Name a folder that is there.") from error
     if len(paths) > MAX_FILES:
         raise ConfigError(f"{folder}: {len(paths):,} files; at most {MAX_FILES} are read. Name those to check.")
     return FileSet(tuple(_read_or_say(path) for path in paths))
+
+
+def _saved(folder: DiskPath, name: str, text: str, value: checkpoint.Checkpoint) -> FileSet:
+    """A checkpoint, and the config.json that Hugging Face's Trainer saves beside it."""
+    saved = File(name, "checkpoint", text, value)
+    model = folder / "config.json"
+    return FileSet((_read_or_say(model), saved) if model.is_file() else (saved,))
 
 
 def _read_or_say(path: DiskPath) -> File:

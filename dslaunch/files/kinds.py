@@ -8,7 +8,7 @@ from typing import Any, Literal
 Kind = Literal[
     "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args",
     "shell", "env", "deepspeed_env", "torch", "preflight", "accelerate", "kubernetes", "yaml",
-    "python", "other",
+    "python", "hf_model", "checkpoint", "other",
 ]  # fmt: skip
 
 _SCHEMAS: dict[str, Kind] = {
@@ -36,8 +36,11 @@ _ACCELERATE_KEYS = frozenset({
     "fsdp_config", "main_training_function", "main_process_ip", "rdzv_backend", "same_network",
 })  # fmt: skip
 """Keys of accelerate's configuration; one of its files holds at least two."""
+_MODEL_KEYS = frozenset({
+    "architectures", "hidden_size", "n_embd", "d_model", "text_config", "transformers_version",
+})  # fmt: skip
+"""Keys of a Hugging Face model's config.json; one of them stands beside model_type."""
 _DEEPSPEED_NAME = re.compile(r"(?:^|[_.-])(?:ds|deepspeed|zero_?\d?)(?:[_.-]|$)", re.IGNORECASE)
-_HF_NAME = re.compile(r"(?:^|[_.-])(?:hf|train(?:ing|er)?)[_-]?arg(?:ument)?s(?:[_.-]|$)", re.IGNORECASE)
 _HF_NAME = re.compile(r"(?:hf|training|trainer)[_-]?arg", re.IGNORECASE)
 _JSON_NAME = re.compile(r"\.h?json$", re.IGNORECASE)
 _YAML_NAME = re.compile(r"\.ya?ml$", re.IGNORECASE)
@@ -76,6 +79,8 @@ def json_kind(name: str, value: Any) -> Kind:
     stem = name.rpartition("/")[2]
     if _is_hf_arguments(name, value) or _HF_NAME.search(stem):
         return "hf_arguments"
+    if isinstance(value, dict) and isinstance(value.get("model_type"), str) and _MODEL_KEYS & value.keys():
+        return "hf_model"
     known = isinstance(value, dict) and not _DEEPSPEED_KEYS.isdisjoint(value)
     return "deepspeed_json" if known or _DEEPSPEED_NAME.search(stem.rpartition(".")[0] or stem) else "json"
 

@@ -197,7 +197,7 @@ class Variables:
         if value is not None:
             self._left -= len(value.text)
             return (value.text, value.known) if self._left >= 0 else (match[0], False)
-        if match["default"]:
+        if match["default"] and not name.startswith("SLURM_"):
             return match["otherwise"].strip("\"'"), "$" not in match["otherwise"]
         return match[0], False
 

@@ -143,6 +143,12 @@ def configs(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[C
             yield Config(file, plan, settings)
 
 
+def one_config(plan: Plan | None, files: FileSet, settings: Settings) -> Config | None:
+    """The DeepSpeed JSON that a script beside it is started with; None where there are several, or none."""
+    found = list(configs(plan, files, settings))
+    return found[0] if len(found) == 1 else None
+
+
 def config_rule(
     rule_id: str, *, severity: Severity, evidence: str, raised_by: RaisedBy = "nobody", since: str = "",
     until: str = "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dslaunch.engines.deepspeed_keys import release, table
 from dslaunch.errors import nearest
@@ -26,10 +27,14 @@ def syntax(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 
 
 @rule("file.duplicate-key", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)
-def duplicate_key(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+def duplicate_key(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A key that stands twice in one object."""
-    fix = "Keep one. DeepSpeed raises ValueError; Hugging Face takes the last one without a word."
-    yield from _problems(files, "file.duplicate-key", fix)
+    for found in _problems(files, "file.duplicate-key", "Keep one."):
+        if found.raised_by == "DeepSpeedConfig" and not settings.huggingface:
+            yield replace(found, message=f"{found.message} DeepSpeed raises ValueError.")
+        else:
+            message = f"{found.message} The last one counts, and nothing is said."
+            yield replace(found, message=message, severity="wrong", raised_by="nobody")
 
 
 @rule("file.unread", severity="info", raised_by="nobody", evidence="dslaunch's own")

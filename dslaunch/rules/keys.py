@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dslaunch.engines.deepspeed_keys import rejects_unknown, release, table
 from dslaunch.errors import nearest
@@ -11,7 +12,7 @@ from dslaunch.files.position import dotted
 from dslaunch.planfile import Plan
 from dslaunch.rules.edits import deleted, renamed, revalued
 from dslaunch.rules.keytable import Entry, entries
-from dslaunch.rules.registry import Hit, hit, rule
+from dslaunch.rules.registry import Edit, Hit, hit, rule
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.values import (
     allowed,
@@ -41,7 +42,8 @@ def unknown(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     for file, entry in _entries(files):
         if entry.key is None and not _is_note(entry) and not _homes(entry):
             guess = nearest(entry.path[-1], entry.section.keys)
-            yield _unread(file, entry, settings, f"{_where(entry)} has no key '{entry.path[-1]}'.{guess}")
+            found = _unread(file, entry, settings, f"{_where(entry)} has no key '{entry.path[-1]}'.{guess}")
+            yield replace(found, edit=_respelt(file, entry))
 
 
 @rule(
@@ -203,6 +205,28 @@ def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         elif twin is not None:
             message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
             yield hit(file, entry.path, message, f"Keep '{twin}' alone.")
+
+
+def _respelt(file: File, entry: Entry) -> Edit | None:
+    """The one key of the section that a slip of the pen leads to, where it doesn't stand beside it."""
+    name, siblings = entry.path[-1], file.get(*entry.path[:-1]) if len(entry.path) > 1 else file.value
+    near = [key for key in entry.section.keys if _is_slip(name, key)]
+    meant = near[0] if len(near) == 1 and near[0] not in siblings else ""
+    return renamed(file, entry.path, meant) if meant else None
+
+
+def _is_slip(name: str, right: str) -> bool:
+    """Whether one letter too many, too few, wrong, or swapped with the next makes `name` of `right`."""
+    pairs = zip(name, right, strict=False)
+    same = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(name), len(right)))
+    found, meant = name[same:], right[same:]
+    swapped = found[:2] == meant[1::-1] and found[2:] == meant[2:]
+    slip = found[1:] == meant[1:] or found[1:] == meant or found == meant[1:] or swapped
+    return len(right) >= _SHORTEST and found != meant and slip
+
+
+_SHORTEST = 5
+"""Letters of a key below which a slip may as well be another word."""
 
 
 def _entries(files: FileSet) -> Iterator[tuple[File, Entry]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice, takewhile
 
@@ -58,7 +58,7 @@ def unknown(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
         stock, foreign = run.program in _STOCK, _foreign(run, catalogue)
         if len(foreign) >= _FORK and stock:
             names = listed(sorted({flag.name for flag in foreign}), limit=6)
-            message = f"no version of {_framework(catalogue)} has {names}: it exits, unless this is a fork."
+            message = f"{_known(catalogue)} has no {names}: it exits, unless this is a fork or an older version."
             fix = "Check what the fork's own parser takes; its values were not checked here."
             yield run.hit_at(foreign[0], message, fix, severity="info")
         for flag in run.arguments.flags:
@@ -67,7 +67,12 @@ def unknown(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
                 continue
             if message := _unknown(run, flag, catalogue, stock):
                 near = nearest(flag.name, catalogue.arguments)
-                yield run.hit_at(flag, message, f"Take it out.{near}", edit=_spelling(flag, near, catalogue))
+                own = flag in foreign and not run.version
+                message += " A fork, or an older version, may have it." if own else ""
+                yield run.hit_at(
+                    flag, message, f"Take it out.{near}", severity="info" if own else None,
+                    edit=_spelling(flag, near, catalogue),
+                )  # fmt: skip
 
 
 _FORK = 3
@@ -82,11 +87,23 @@ def _foreign(run: Run, catalogue: Catalogue) -> list[Flag]:
     names = {flag.name: flag for flag in run.arguments.flags if is_told(flag.name)}
     known = catalogue.arguments.keys() | catalogue.elsewhere.keys() | _OF_PROGRAMS
     unknown = islice((flag for name, flag in names.items() if name not in known), _LOOKED_AT)
-    return [f for f in unknown if not get_close_matches(f.name, catalogue.arguments, n=1, cutoff=_SLIP)]
+    return [flag for flag in unknown if not _is_slip(flag.name, catalogue)]
 
 
-def _framework(catalogue: Catalogue) -> str:
-    return catalogue.framework.partition(" core")[0]
+def _is_slip(name: str, catalogue: Catalogue) -> bool:
+    """Whether a flag of as many words is near."""
+    near = get_close_matches(name, catalogue.arguments, n=3, cutoff=_SLIP)
+    return any(len(_WORDS.findall(each)) == len(_WORDS.findall(name)) for each in near)
+
+
+_WORDS = re.compile(r"[^-_]+")
+
+
+def _known(catalogue: Catalogue) -> str:
+    """The framework, with the versions whose flags are known."""
+    name = catalogue.framework.partition(" core")[0]
+    versions = megatron_versions()
+    return name if name == "Megatron-DeepSpeed" else f"{name} (core {versions[0]} to {versions[-1]})"
 
 
 def _unknown(run: Run, flag: Flag, catalogue: Catalogue, stock: bool) -> str:
@@ -97,7 +114,7 @@ def _unknown(run: Run, flag: Flag, catalogue: Catalogue, stock: bool) -> str:
     if others:
         return f"{catalogue.framework} has no {flag.name}: core {others} has it. The parser exits."
     if stock:
-        return f"no version of {_framework(catalogue)} has {flag.name}; the parser exits."
+        return f"{_known(catalogue)} has no {flag.name}; the parser exits."
     return ""
 
 
@@ -126,6 +143,8 @@ def value(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hi
 def _fault(flag: Flag, argument: Argument) -> str:
     """What the parser says of the values; empty where it takes them."""
     values = tuple(takewhile(lambda each: not _REDIRECTION.match(each), flag.values))
+    if _is_gap(values):
+        return ""
     if argument.nargs == "0":
         return f"it takes no value, and {values[0]!r} follows" if values and is_told(values[0]) else ""
     if not values:
@@ -134,6 +153,11 @@ def _fault(flag: Flag, argument: Argument) -> str:
     if wanted and len(values) != wanted and all(is_told(each) for each in values):
         return f"it takes {wanted} value{'s' if wanted > 1 else ''}, and {' '.join(values)} stands there"
     return next((fault for each in values[: wanted or None] if (fault := _value_fault(each, argument))), "")
+
+
+def _is_gap(values: Sequence[str]) -> bool:
+    """Whether these are the words of `<what the reader is to fill in>`."""
+    return any(value.startswith("<") or value.endswith(">") for value in values)
 
 
 def _value_fault(text: str, argument: Argument) -> str:
@@ -159,7 +183,8 @@ def repeated(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
         first: dict[str, Flag] = {}
         for flag in run.arguments.flags:
             before = first.setdefault(flag.name, flag)
-            if before.values != flag.values and all(is_told(each) for each in (*before.values, *flag.values)):
+            both = (*before.values, *flag.values)
+            if before.values != flag.values and all(is_told(each) for each in both) and not _is_gap(both):
                 message = (
                     f"{flag.name} is {' '.join(flag.values)} here and {' '.join(before.values)} in line "
                     f"{before.at.line}; argparse takes the last one without a word."

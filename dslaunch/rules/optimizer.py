@@ -167,6 +167,19 @@ def muon(config: Config) -> Iterator[Hit]:
 
 
 @config_rule(
+    "optimizer.muon-rates", severity="info", since="0.18.9",
+    evidence=f"{_ENGINE} _muon_param_groups 0.19.8, run",
+)  # fmt: skip
+def muon_rates(config: Config) -> Iterator[Hit]:
+    """One learning rate for Muon's matrices and for what Adam steps beside them."""
+    params = "optimizer.params"
+    given = config.has(f"{params}.muon_lr") or config.has(f"{params}.adam_lr")
+    if config.optimizer == "muon" and config.number(f"{params}.lr") and not given:
+        message = "lr is that of Muon's matrices, and of embeddings, norms and biases, which Adam steps."
+        yield config.hit(f"{params}.lr", message, "Give muon_lr and adam_lr where they are to differ.")
+
+
+@config_rule(
     "optimizer.decay", severity="info",
     evidence=f"{_ENGINE} _configure_basic_optimizer, runtime/config.py ADAM_W_MODE_DEFAULT 0.19.8",
 )  # fmt: skip

@@ -43,12 +43,13 @@ RaisedBy = Literal[
 """What first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
 
 _MODULES = (
-    "accelerate", "advice", "auto", "batch", "buckets", "commands_torchrun", "components", "deepspeed_env",
-    "environment", "hostfiles", "huggingface", "inputs", "keys", "launcher", "launcher_options", "layout",
-    "megatron_deepspeed", "megatron_environment", "megatron_experts", "megatron_flags",
-    "megatron_parallel", "megatron_precision", "megatron_sizes", "megatron_stages", "megatron_training",
-    "numerics", "observing", "offloading", "optimizer", "parallel", "planning", "precision", "scheduler",
-    "schedules", "scripts_config", "scripts_deepspeed", "scripts_torch", "secrets", "slurm_directives",
+    "accelerate", "advice", "auto", "batch", "buckets", "checkpoints", "commands_torchrun", "components",
+    "deepspeed_env", "environment", "hostfiles", "huggingface", "inputs", "keys", "launcher",
+    "launcher_options", "layout", "megatron_deepspeed", "megatron_environment", "megatron_experts",
+    "megatron_flags", "megatron_parallel", "megatron_precision", "megatron_sizes", "megatron_stages",
+    "megatron_training", "models", "numerics", "observing", "offloading", "optimizer", "parallel",
+    "planning", "precision", "scheduler", "schedules", "scripts_config", "scripts_deepspeed",
+    "scripts_experts", "scripts_initialize", "scripts_torch", "secrets", "slurm_directives",
     "slurm_shell", "slurm_steps", "staged", "training_data", "zero", "zero_options",
 )  # fmt: skip
 
@@ -160,8 +161,12 @@ def rules() -> dict[str, Rule]:
 def rule_named(rule_id: str) -> Rule:
     """The rule of this id; raises ConfigError with the nearest one where there is none."""
     if rule_id not in rules():
+        subjects = sorted({each.partition(".")[0] for each in rules()})
+        subject = rule_id.partition(".")[0]
+        of_it = [each for each in rules() if each.startswith(f"{subject}.")]
+        known = f"{subject} has {listed(of_it)}" if of_it else f"There are rules on {listed(subjects, limit=80)}"
         raise ConfigError(
-            f"No rule is called '{rule_id}'.{nearest(rule_id, rules())} There are: {listed(rules(), limit=400)}."
+            f"No rule is called '{rule_id}'.{nearest(rule_id, rules())} {known}; `dslaunch explain` lists all."
         )
     return rules()[rule_id]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
-from dslaunch.rules.config import configs
+from dslaunch.rules.config import configs, one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_tree import Script, scripts
 from dslaunch.rules.settings import Settings
@@ -51,6 +51,36 @@ def accumulation(plan: Plan | None, files: FileSet, settings: Settings) -> Itera
                     "takes: it only warns, and steps and learning rate follow the JSON."
                 )
                 yield script.hit(call, message, f'Write "{_STEPS}": "auto" in the JSON, or the same number.')
+
+
+@rule(
+    "accelerate.optimizer", severity="error", raised_by="accelerate",
+    evidence="huggingface/accelerate:src/accelerate/accelerator.py _prepare_deepspeed 1.15.0, run",
+)  # fmt: skip
+def prepared(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """An optimizer or scheduler that the script hands to accelerate, and the DeepSpeed JSON holds as well."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None else ():
+        if not script.called("accelerate.Accelerator"):
+            continue
+        for call in script.methods("prepare"):
+            made = [script.bound(argument) for argument in call.node.args]
+            names = [script.name(each.func) for each in made if isinstance(each, ast.Call)]
+            for section, own, dummy in _SECTIONS:
+                assert config is not None
+                held = config.has(section)
+                if held and any(name.startswith(own) and "lr_scheduler" not in name[len(own) :] for name in names):
+                    message = f"{section} is made here, and stands in the DeepSpeed JSON: ValueError."
+                    yield script.hit(call, message, f"Make accelerate.utils.{dummy}, or drop the section.")
+                if not held and section == "optimizer" and any(name.endswith(f".{dummy}") for name in names):
+                    message = f"{dummy} stands for a section of the DeepSpeed JSON that isn't there: ValueError."
+                    yield script.hit(call, message, f'Add "{section}" to the JSON, or make a real one.')
+
+
+_SECTIONS = (
+    ("optimizer", "torch.optim.", "DummyOptim"),
+    ("scheduler", "torch.optim.lr_scheduler.", "DummyScheduler"),
+)
 
 
 def _name(path: str) -> str:

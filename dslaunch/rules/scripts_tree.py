@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.python import PythonScript
@@ -21,6 +23,13 @@ _TRAINERS = re.compile(r"(?:\w*Trainer|Accelerator|Fabric|LightningModule)")
 _FIRST = re.compile(
     r"\brank\b|local_rank|global_rank|get_rank\(|process_index|is_main|is_master|main_process|master_process"
 )
+
+
+_FIRST_RANK: Mapping[tuple[type[ast.cmpop], int | None], bool] = {
+    (ast.Eq, 0): True, (ast.Lt, 1): True, (ast.LtE, 0): True,
+    (ast.NotEq, 0): False, (ast.Gt, 0): False, (ast.GtE, 1): False,
+}  # fmt: skip
+"""Comparisons of a rank that hold for the first one alone, or for all the others."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,12 @@ class Call:
     def keyword(self, name: str) -> ast.expr | None:
         """The value of a keyword argument, or None."""
         return next((each.value for each in self.node.keywords if each.arg == name), None)
+
+    def argument(self, name: str, place: int) -> ast.expr | None:
+        """The value of an argument by its name, or by its place from 0; None where it isn't given or told."""
+        starred = any(isinstance(each, ast.Starred) for each in self.node.args)
+        by_place = self.node.args[place] if len(self.node.args) > place and not starred else None
+        return self.keyword(name) or by_place
 
     @property
     def unpacks(self) -> bool:
@@ -119,6 +134,40 @@ class Script:
                 held.add(ast.unparse(target))
         return held
 
+    def constant(self, node: ast.expr | None) -> Any:
+        """The value of a literal, or of a name that is bound to one, once in the file; None for anything else."""
+        found = self.bound(node)
+        return found.value if isinstance(found, ast.Constant) else None
+
+    def bound(self, node: ast.expr | None) -> ast.expr | None:
+        """What a name that is bound once in the file is bound to; any other expression itself."""
+        return self._bound_once.get(node.id) if isinstance(node, ast.Name) else node
+
+    @cached_property
+    def _bound_once(self) -> dict[str, ast.expr]:
+        """Names with one assignment in the whole file, and what it assigns.
+
+        What a `prepare` of accelerate gives back under the same name is the same object still.
+        """
+        nodes = list(ast.walk(self.python.tree))
+        wrapped = {
+            id(each) for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            and self.name(node.value.func).endswith(".prepare")
+            for each in ast.walk(node.targets[0])
+        }  # fmt: skip
+        bound = Counter(
+            node.id for node in nodes
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and id(node) not in wrapped
+        )  # fmt: skip
+        bound.update(node.arg for node in nodes if isinstance(node, ast.arg))
+        return {
+            node.targets[0].id: node.value
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            and id(node.targets[0]) not in wrapped and bound[node.targets[0].id] == 1
+        }  # fmt: skip
+
     @cached_property
     def by_framework(self) -> bool:
         """Whether a Trainer, Accelerate or Lightning does the distributed part."""
@@ -182,9 +231,10 @@ def on_one_rank(test: ast.expr) -> bool | None:
         return not inner
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and _is_rank(test.left):
         right = test.comparators[0]
-        zero = isinstance(right, ast.Constant) and right.value == 0 and right.value is not False
-        if zero and isinstance(test.ops[0], ast.Eq | ast.NotEq):
-            return isinstance(test.ops[0], ast.Eq)
+        number = right.value if isinstance(right, ast.Constant) and type(right.value) is int else None
+        found = _FIRST_RANK.get((type(test.ops[0]), number))
+        if found is not None:
+            return found
     text = ast.unparse(test)
     if isinstance(test, ast.Call | ast.Name | ast.Attribute) and re.search(
         r"is_(?:main|master)|(?:main|master)_process$", text

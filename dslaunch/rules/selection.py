@@ -11,8 +11,9 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import Position
 from dslaunch.rules.registry import Hit, Rule, Severity, rules
 
-_COMMENT = re.compile(r"(?:#|//)\s*dslaunch:\s*ignore\[([^\]\n]*)\]")
-_ALONE = re.compile(r"\s*(?:#|//)\s*dslaunch:")
+_COMMENT = re.compile(r"(?:#|//|/\*)\s*dslaunch:\s*ignore\[([^\]\n]*)\]")
+_ALONE = re.compile(r"\s*(?:#(?!SBATCH|PBS|!)|//|/\*(?!.*\*/.*\S)|$)")
+"""A line that holds nothing but a comment, or nothing; a scheduler reads some that begin as comments do."""
 _WITH_COMMENTS = frozenset({
     "accelerate", "deepspeed_json", "env", "hf_arguments", "hostfile", "json", "megatron_args", "python", "shell",
     "yaml",
@@ -80,7 +81,9 @@ def comments(file: File) -> Iterator[Comment]:
         match = _COMMENT.search(line)
         if match is None:
             continue
-        first = number + 1 if _ALONE.match(line) else number
+        first = number
+        while first <= len(lines) and _ALONE.match(lines[first - 1]):
+            first += 1
         last = first
         while last <= len(lines) and lines[last - 1].endswith("\\"):
             last += 1

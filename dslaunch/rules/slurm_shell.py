@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.lexer import tokens
 from dslaunch.files.position import Lines, Position
@@ -16,6 +17,7 @@ from dslaunch.rules.slurm_job import Job, jobs, steps
 
 _RAN = "SLURM 22.05, run"
 _PER_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|NODEID|LOCALID|TASK_PID)\b")
+_TASKS = ("--ntasks", "-n", "--ntasks-per-node", "--nodes", "-N")
 _RANKS = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK"})
 _LOCAL = re.compile(r"localhost|127\.0\.0\.1|0\.0\.0\.0")
 _OWN_NAME = re.compile(r"\$\(hostname\b.*|\$HOSTNAME|\$\{HOSTNAME\}|\$SLURMD_NODENAME|`hostname`")
@@ -34,18 +36,35 @@ _FIX_INNER = (
 def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A task's own number, filled in by the batch script's shell: every node gets 0."""
     for job in jobs(files):
+        alone = job.nodes == 1 and job.tasks_per_node == 1
         for command in steps(job):
             words = dict.fromkeys(word for each in command.launchers for word in _words(job, each.at))
-            for text, at in words if command.launcher("srun") else ():
-                message = (
-                    f"{text} is filled in on the first node, before srun starts: every task gets the same."
-                )
-                yield Hit(job.file.name, at, message, _FIX_INNER)
-        for each in _at_top(job):
-            if each.name in _RANKS and _PER_TASK.search(each.value):
+            srun = command.launcher("srun")
+            several = srun is not None and not (alone and not srun.options.has(*_TASKS))
+            for text, at in words if several else ():
+                message = f"{text} is filled in on the first node, before srun starts: every task gets the same."
+                if _numbers_nodes(command):
+                    message += " The rendezvous numbers the nodes by itself, and doesn't read it."
+                    yield Hit(job.file.name, at, message, "Leave it out.", severity="info")
+                else:
+                    yield Hit(job.file.name, at, message, _FIX_INNER)
+        for each in _at_top(job) if not alone else ():
+            if each.name in _RANKS and _PER_TASK.search(each.value) and _is_used(job.file.text, each):
                 message = f"{each.name}={each.value} in the batch script is 0 on every node and task."
                 yield Hit(job.file.name, each.at, message, _FIX_INNER)
         yield from _heredocs(job)
+
+
+def _is_used(text: str, each: Assignment) -> bool:
+    """Whether a variable reaches a program: by `export`, or where its value is taken."""
+    before = text.splitlines()[each.at.line - 1][: each.at.column - 1]
+    return "export" in before or re.search(rf"\$\{{?{each.name}\b", text) is not None
+
+
+def _numbers_nodes(command: CommandLine) -> bool:
+    """Whether torchrun or accelerate meets by a rendezvous other than the static one."""
+    backends = (each.options.value("--rdzv-backend", "--rdzv_backend") for each in command.launchers)
+    return any(backend not in (None, "static") for backend in backends)
 
 
 def _words(job: Job, at: Position) -> Iterator[tuple[str, Position]]:

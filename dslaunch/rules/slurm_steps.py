@@ -57,12 +57,17 @@ def one_task(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
         for command in steps(job):
             srun = command.launcher("srun")
             plain = command.script is not None and command.launchers[-1].program == "python"
-            if srun is None or not plain or not gpus or gpus < 2:
+            if srun is None or not plain or not gpus or gpus < 2 or _is_server(command):
                 continue
             if srun_tasks(job, srun.options) == 1:
                 message = f"one task a node runs python, and the node has {gpus} GPUs: {gpus - 1} stay idle."
                 fix = f"Use --ntasks-per-node={gpus}, or start torchrun --nproc-per-node {gpus}."
                 yield Hit(job.file.name, srun.at, message, fix)
+
+
+def _is_server(command: CommandLine) -> bool:
+    """Whether the program starts a process for each GPU itself, as servers of models do."""
+    return command.script is not None and command.script.text.partition(".")[0] in ("sglang", "vllm", "ray")
 
 
 @rule(

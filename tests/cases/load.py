@@ -1,9 +1,10 @@
 """The rules' cases: tests/cases/RULE.yaml, a list of cases of that rule.
 
-A case holds `files` ({name: text}), what is known beside them (`version`, `megatron_version`, `world_size`,
-`nodes`, `ranks_per_node`, `tp`, `pp`, `huggingface`, or a `plan` of a few words), and `expect`: every finding, as
-rule and place. `real` says what DeepSpeed does with it where that doesn't follow from the findings: `unjudged` is
-for what it can't see, `config` for what its parser can see and an engine on one CPU can't.
+A case holds `files` ({name: text}), a `checkpoint` (tag, ranks, universal), what is known beside them
+(`version`, `megatron_version`, `world_size`, `nodes`, `ranks_per_node`, `tp`, `pp`, `huggingface`, or a `plan`
+of a few words), and `expect`: every finding, as rule and place. `real` says what DeepSpeed does with it where
+that doesn't follow from the findings: `unjudged` is for what it can't see, `config` for what its parser can see
+and an engine on one CPU can't.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from dslaunch.files.checkpoint import Checkpoint
+from dslaunch.files.fileset import File, FileSet, read_fileset
 from dslaunch.planfile import (
     ClusterPlan,
     ComponentPlan,
@@ -40,6 +43,14 @@ class Case:
     expect: tuple[tuple[str, str], ...]
     """(rule, where) of each finding."""
     real: str
+    checkpoint: Checkpoint | None = None
+
+    def fileset(self) -> FileSet:
+        """The files, and the checkpoint as a folder of that name tells it."""
+        files = read_fileset(self.files).files
+        if self.checkpoint is not None:
+            files += (File("checkpoint/latest", "checkpoint", self.checkpoint.tag, self.checkpoint),)
+        return FileSet(files)
 
 
 def all_cases() -> list[Case]:
@@ -64,7 +75,12 @@ def _case(rule: str, raw: dict[str, Any]) -> Case:
     )
     plan = small_plan(**raw["plan"]) if "plan" in raw else None
     expect = tuple((finding["rule"], finding["where"]) for finding in raw["expect"])
-    return Case(rule, raw["name"], raw["files"], settings, plan, expect, raw.get("real", ""))
+    saved = _checkpoint(**raw["checkpoint"]) if "checkpoint" in raw else None
+    return Case(rule, raw["name"], raw["files"], settings, plan, expect, raw.get("real", ""), saved)
+
+
+def _checkpoint(tag: str, ranks: Sequence[Sequence[int]], universal: bool) -> Checkpoint:
+    return Checkpoint(tag, frozenset((data, model) for data, model in ranks), universal)
 
 
 def small_plan(
@@ -96,13 +112,14 @@ def small_plan(
 def _component(
     tp: int = 1,
     pp: int = 1,
+    vpp: int = 1,
     dp: int = 1,
     zero: int = 0,
     recompute: str = "none",
     layers_per_stage: Sequence[int] = (),
 ) -> ComponentPlan:
     return ComponentPlan(
-        tp=tp, pp=pp, vpp=1, cp=1, ep=1, dp=dp, zero=zero, offload="none", recompute=recompute, micro_batch=1,
+        tp=tp, pp=pp, vpp=vpp, cp=1, ep=1, dp=dp, zero=zero, offload="none", recompute=recompute, micro_batch=1,
         num_microbatches=1, rank_offset=0, params=0, trainable=0, lr=1e-4, weight_decay=0.1,
         layers_per_stage=tuple(layers_per_stage), stages=(),
     )  # fmt: skip

@@ -38,6 +38,8 @@ LAUNCHES = [
     ("run.sh", "torchrun --nnodes 2 --nproc-per-node 8 t.py\n", "ranks: 16 = 2 nodes x 8, from run.sh:1"),
     ("run.sh", "N=2\ntorchrun --nnodes=$N --nproc_per_node 8 t.py\n", "ranks: 16 = 2 nodes x 8, from run.sh:2"),
     ("run.sh", "python train.py\n", "ranks: 1 = 1 node x 1, from run.sh:1"),
+    ("run.sh", "torchrun --nnodes ${N:-2} --nproc-per-node 8 t.py\n", "ranks: 16 = 2 nodes x 8, from run.sh:1"),
+    ("run.sh", "torchrun --nnodes ${SLURM_NNODES:-1} --nproc-per-node 8 t.py\n", "ranks: not known, run.sh:1"),
     ("run.sh", "accelerate launch --num_processes 6 t.py\n", "ranks: 6 = 1 node x 6, from run.sh:1"),
     ("run.sh", "mpirun -np 12 python t.py\n", "ranks: 12, from run.sh:1"),
     (
@@ -212,7 +214,7 @@ def test_a_sites_versions_are_those_that_plans_are_made_for(
 
 def test_a_sites_version_that_nothing_is_rendered_for_is_refused(dslaunch: CommandLine, config: Path) -> None:
     ran = dslaunch(f"plan recipe=llama3_8b --config-dir {site('versions: {deepspeed: 0.9.5}')}")
-    assert (ran.status, "engine.version is 0.9.5" in ran.err) == (3, True), ran.err
+    assert (ran.status, "engine.version is 0.9.5" in ran.err) == (2, True), ran.err
 
 
 @pytest.mark.parametrize(
@@ -296,3 +298,44 @@ def test_fix_leaves_what_is_waived(dslaunch: CommandLine, config: Path) -> None:
 def test_fix_is_for_files(dslaunch: CommandLine) -> None:
     ran = dslaunch("check recipe=llama3_8b --fix")
     assert (ran.status, "--fix mends files" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("written", "mended"),
+    [
+        ("overlap_com", "overlap_comm"), ("overlap_commm", "overlap_comm"), ("ovrelap_comm", "overlap_comm"),
+        ("overlap-comm", "overlap_comm"), ("stage3_max_liv_paramters", ""), ("rattio", ""),
+    ],
+)  # fmt: skip
+def test_fix_respells_a_slip_of_one_letter(
+    dslaunch: CommandLine, tmp_path: Path, written: str, mended: str
+) -> None:
+    path = tmp_path / "ds_config.json"
+    text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "KEY": true}}'
+    path.write_text(text.replace("KEY", written), encoding="utf-8")
+    dslaunch(f"check {path} --fix --yes --select key.unknown")
+    assert path.read_text(encoding="utf-8") == text.replace("KEY", mended or written)
+
+
+def test_fix_leaves_a_slip_beside_the_right_key(dslaunch: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"train_batch_size": 8, "train_batch_sizee": 16}', encoding="utf-8")
+    assert "nothing has one right fix" in dslaunch(f"check {path} --fix --yes --select key.unknown").err
+
+
+@pytest.mark.parametrize("verb", ["plan", "check", "render -o out"])
+@pytest.mark.parametrize("engine", ["deepspeed", "megatron", "torch", "auto"])
+def test_an_unknown_version_of_the_engine_is_a_mistake(dslaunch: CommandLine, verb: str, engine: str) -> None:
+    ran = dslaunch(f"{verb} recipe=llama3_8b cluster=8xA100 engine={engine} engine.version=0.3.0")
+    assert ran.status == 2
+    assert "engine.version is 0.3.0; " in ran.err
+    assert " is rendered for " in ran.err
+
+
+def test_a_rank_filled_in_too_early_is_no_hang_where_the_rendezvous_numbers_the_nodes(
+    dslaunch: CommandLine, config: Path
+) -> None:
+    line = "srun torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint $M:1 --node-rank $SLURM_NODEID t.py"
+    put("job.sbatch", f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n{line}\n")
+    ran = dslaunch("check job.sbatch --select slurm.early-expansion")
+    assert (ran.status, "info: $SLURM_NODEID is filled in" in ran.out) == (0, True), ran.out

@@ -259,3 +259,48 @@ def test_a_folder_is_read_with_what_it_happens_to_hold(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").touch()
     with pytest.raises(ConfigError, match="at most 500 are read"):
         read_folder(tmp_path)
+
+
+def test_config_of_a_model_is_told_from_that_of_a_job() -> None:
+    texts = {
+        "config.json": '{"model_type": "llama", "hidden_size": 64, "architectures": ["LlamaForCausalLM"]}',
+        "ds_config.json": '{"train_batch_size": 8, "model_type": "llama"}',
+        "args.json": '{"model_type": "llama", "hidden_size": 64, "per_device_train_batch_size": 1}',
+    }
+    kinds = {file.name: file.kind for file in read_fileset(texts).files}
+    assert kinds == {"config.json": "hf_model", "ds_config.json": "deepspeed_json", "args.json": "hf_arguments"}
+
+
+def saved(folder: Path, tag: str, *names: str) -> Path:
+    (folder / tag).mkdir(parents=True)
+    (folder / "latest").write_text(tag, encoding="utf-8")
+    for name in names:
+        (folder / tag / name).write_bytes(b"\0" * 10)
+    return folder
+
+
+def test_checkpoint_is_read_by_the_names_in_it(tmp_path: Path) -> None:
+    names = [f"bf16_zero_pp_rank_{data}_mp_rank_{model:02}_optim_states.pt" for data in (0, 1) for model in (0, 1)]
+    folder = saved(tmp_path / "a; b", "global_step10", *names, "mp_rank_00_model_states.pt", "notes.txt")
+    (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}', encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    model, file = read_folder(folder).files
+    assert (model.kind, file.kind, file.name) == ("hf_model", "checkpoint", f"{folder}/latest")
+    assert (file.value.tag, file.value.data_parallel, file.value.model_parallel) == ("global_step10", 2, 2)
+    assert not file.value.universal
+    (own,) = read_folder(folder / "global_step10").files
+    assert (own.value, own.name) == (file.value, f"{folder}/global_step10")
+
+
+def test_checkpoint_that_was_converted_has_its_parameters_in_a_folder(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "step", "mp_rank_00_model_states.pt")
+    (folder / "step" / "zero").mkdir()
+    (file,) = read_folder(folder).files
+    assert (file.value.universal, file.value.data_parallel) == (True, 0)
+
+
+@pytest.mark.parametrize("latest", ["", "gone", "../..", "a" * 5000, "\0", "notes"])
+def test_latest_that_names_no_step_makes_no_checkpoint(tmp_path: Path, latest: str) -> None:
+    saved(tmp_path, "notes", "readme.txt")
+    (tmp_path / "latest").write_text(latest, encoding="utf-8")
+    assert "checkpoint" not in {file.kind for file in read_folder(tmp_path).files}

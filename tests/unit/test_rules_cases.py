@@ -19,7 +19,7 @@ PAGES = Path(dslaunch.rules.__file__).parent / "pages"
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}: {case.name}")
 def test_case(case: Case) -> None:
-    findings = check(case.plan, read_fileset(case.files), case.settings)
+    findings = check(case.plan, case.fileset(), case.settings)
     assert sorted((f.rule, f.where) for f in findings) == sorted(case.expect), findings
 
 

@@ -1,0 +1,197 @@
+"""What a training script hands to DeepSpeed, against the DeepSpeed JSON beside it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dslaunch.errors import listed
+from dslaunch.files.fileset import FileSet
+from dslaunch.planfile import Plan
+from dslaunch.rules.config import one_config
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts_tree import Script, scripts
+from dslaunch.rules.settings import Settings
+
+_TP = "tensor_parallel"
+_FLOATS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_FP32 = ("fp32", "float32", "float", "torch.float32")
+
+
+@rule(
+    "autotp.model-init", severity="error", raised_by="deepspeed.initialize", since="0.19.2",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/tensor_parallel/init_utils.py 0.19.8, run",
+)  # fmt: skip
+def model_init(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """tp_model_init with another size or type than the DeepSpeed JSON."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None else ():
+        for call in script.called("deepspeed.tp_model_init"):
+            assert config is not None
+            size, kind = script.constant(call.argument("tp_size", 1)), _float(script, call.argument("dtype", 2))
+            for key in (f"{_TP}.autotp_size", f"{_TP}.tp.tp_size") if type(size) is int else ():
+                held = config.number(key)
+                if held is not None and held != size:
+                    message = f"tp_size {size} here, and {key} {held:g} in the DeepSpeed JSON: ValueError."
+                    yield script.hit(call, message, "Give the same size in both, or leave it out of the JSON.")
+            if kind and config.precision not in ("fp32", kind):
+                message = f"dtype {kind} here, and {config.precision} in the DeepSpeed JSON: ValueError."
+                yield script.hit(call, message, "Give the same type in both.")
+
+
+def _float(script: Script, node: ast.expr | None) -> str:
+    """bf16 | fp16 | fp32 for torch's types; empty for what isn't told."""
+    name = script.name(node) if node is not None else ""
+    return _FLOATS.get(name.removeprefix("torch."), "") if name.startswith("torch.") else ""
+
+
+@rule(
+    "optimizer.muon-dense", severity="error", raised_by="deepspeed.initialize", since="0.19.8",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/bf16_optimizer.py BF16_Optimizer.__init__ 0.19.8, run",
+)  # fmt: skip
+def muon_dense(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Muon by BF16_Optimizer with experts or an mpu, which it takes for dense models alone."""
+    config = one_config(plan, files, settings)
+    if config is None or config.optimizer != "muon" or config.stage != 1 or not config.bf16:
+        return
+    summed = config.get("data_types.grad_accum_dtype") in _FP32
+    if not summed or config.offload("optimizer") != "none":
+        return
+    why = "bf16, stage 1 and fp32 accumulation make BF16_Optimizer step Muon"
+    for script in scripts(files):
+        for call in script.deepspeed:
+            mpu = call.argument("mpu", 7)
+            if mpu is not None and not _is_none(mpu):
+                message = f"{why}, which refuses an mpu: ValueError."
+                yield script.hit(call, message, "Use ZeRO stage 2, or leave mpu out.")
+        if layers := script.called("deepspeed.moe.layer.MoE"):
+            message = f"{why}, which refuses layers of experts: ValueError."
+            yield script.hit(layers[0], message, "Use ZeRO stage 2.")
+
+
+@rule(
+    "optimizer.muon-parameters", severity="error", raised_by="deepspeed.initialize", since="0.19.8",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _muon_param_groups 0.19.8, run",
+)  # fmt: skip
+def muon_parameters(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Parameters for Muon that aren't the model's."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and config.optimizer == "muon" else ():
+        for call in script.deepspeed:
+            model, given = call.argument("model", 1), script.bound(call.argument("model_parameters", 3))
+            if not isinstance(model, ast.Name) or given is None:
+                continue
+            others = _owners(given) - _related(script, model.id, call.node)
+            if others:
+                message = (
+                    f"model_parameters holds those of {listed(sorted(others))}, which isn't seen to be part of "
+                    f"{model.id}: Muon tags what is the model's, and raises ValueError at the rest."
+                )
+                yield script.hit(call, message, f"Pass {model.id}.parameters(), with the rest as parts of it.")
+
+
+def _owners(given: ast.expr) -> set[str]:
+    """Names whose `.parameters()` are called in an expression."""
+    calls = (node.func for node in ast.walk(given) if isinstance(node, ast.Call))
+    return {
+        func.value.id for func in calls
+        if isinstance(func, ast.Attribute) and func.attr == "parameters" and isinstance(func.value, ast.Name)
+    }  # fmt: skip
+
+
+def _related(script: Script, name: str, but: ast.Call) -> set[str]:
+    """The name, and every other that an assignment, but for that of a call, binds together with it."""
+    found = {name}
+    for node in ast.walk(script.python.tree):
+        if isinstance(node, ast.Assign) and node.value is not but:
+            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            found |= names if name in names else set()
+    return found
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+@rule(
+    "script.no-sync", severity="error", raised_by="torch",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py no_sync 0.19.8, run",
+)  # fmt: skip
+def no_sync(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """engine.no_sync() at ZeRO stage 2 or 3, which cuts the gradients in every pass."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and config.stage in (2, 3) else ():
+        for call in script.methods("no_sync"):
+            if call.owner in script.engines:
+                assert config is not None
+                message = f"no_sync() at ZeRO stage {config.stage}: AssertionError, each pass cuts gradients."
+                fix = f"Drop it: {call.owner} accumulates by gradient_accumulation_steps; or use stage 1."
+                yield script.hit(call, message, fix)
+
+
+@rule(
+    "script.client-scheduler", severity="wrong", raised_by="nobody",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _do_sanity_check, _take_model_step 0.19.8, run",
+)  # fmt: skip
+def client_scheduler(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A scheduler that was made with another optimizer than that of the DeepSpeed JSON, which it is to drive."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and config.optimizer else ():
+        for call in script.deepspeed:
+            optimizer = call.argument("optimizer", 2)
+            made = script.bound(call.argument("lr_scheduler", 5))
+            scheduler = script.name(made.func) if isinstance(made, ast.Call) else ""
+            if (optimizer is None or _is_none(optimizer)) and scheduler.startswith("torch.optim.lr_scheduler."):
+                message = (
+                    "the optimizer comes from the DeepSpeed JSON, and lr_scheduler drives another: the learning "
+                    "rate that trains never moves."
+                )
+                fix = "Pass a function that takes the optimizer, or write a scheduler section."
+                yield script.hit(call, message, fix)
+
+
+@rule(
+    "script.pipeline-mpu", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/__init__.py initialize 0.19.8, run",
+)  # fmt: skip
+def pipeline_mpu(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An mpu beside a PipelineModule, which has one of its own."""
+    for script in scripts(files):
+        for call in script.deepspeed:
+            made = script.bound(call.argument("model", 1))
+            mpu = call.argument("mpu", 7)
+            built = isinstance(made, ast.Call) and script.name(made.func).rpartition(".")[2] == "PipelineModule"
+            if built and mpu is not None and not _is_none(mpu):
+                yield script.hit(call, "mpu with a PipelineModule: AssertionError.", "Drop mpu=.")
+
+
+@rule(
+    "script.pipeline-module", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/module.py, pipe/topology.py 0.19.8, run",
+)  # fmt: skip
+def pipeline_module(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A PipelineModule that is cut in a way DeepSpeed doesn't know, or over other ranks than there are."""
+    for script in scripts(files):
+        for call in script.methods("PipelineModule"):
+            method = script.constant(call.keyword("partition_method"))
+            if isinstance(method, str) and not _is_partition(method):
+                message = f"partition_method {method!r}: NotImplementedError."
+                yield script.hit(call, message, "Write uniform, parameters, or type:REGEX.")
+            stages, world = script.constant(call.keyword("num_stages")), settings.world_size
+            if type(stages) is int and world is not None and stages > 0 and world % stages:
+                message = f"num_stages {stages} doesn't divide {world} ranks: RuntimeError."
+                yield script.hit(call, message, f"Use a number of stages that divides {world}.")
+        for call in script.methods("PipeModelDataParallelTopology"):
+            sizes = [script.constant(call.argument(name, at)) for at, name in enumerate(_AXES)]
+            if settings.world_size is not None and all(type(size) is int for size in sizes):
+                product = sizes[0] * sizes[1] * sizes[2]
+                if product != settings.world_size:
+                    message = f"a topology of {product} ranks for {settings.world_size}: AssertionError."
+                    yield script.hit(call, message, "Choose num_pp * num_mp * num_dp as the number of ranks.")
+
+
+_AXES = ("num_pp", "num_mp", "num_dp")
+
+
+def _is_partition(method: str) -> bool:
+    return method.lower() in ("uniform", "parameters") or method.lower().startswith("type:")
