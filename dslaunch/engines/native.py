@@ -9,7 +9,7 @@ from dslaunch.engines import deepspeed
 from dslaunch.engines.deepspeed_modes import RUNTIME
 from dslaunch.engines.layout import Layout
 from dslaunch.errors import ConfigError
-from dslaunch.runtime.supported import check_model, cut_faults
+from dslaunch.runtime.supported import check_model, check_weights, cut_faults
 from dslaunch.schema.config import RunConfig
 
 
@@ -24,10 +24,9 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     model = config.model.model_dump(mode="json", by_alias=True)
     try:
         check_model(model["components"], model["edges"])
+        check_weights(model["components"], config.model.weights)
     except ConfigError as error:
         return [str(error)]
-    if config.model.weights:
-        return [f"model.weights is {config.model.weights}; {RUNTIME} starts from random weights: script=PATH"]
     return cut_faults(model["components"], layouts, config.training.precision)
 
 

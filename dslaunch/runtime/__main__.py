@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from dslaunch import progress
 from dslaunch.errors import DslaunchError
 
 _SAYS = "dslaunch.runtime: "
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
 
     def enter(name: str) -> None:
         phase[0] = name
+        progress.phase(name)
 
     try:
         if options.show:
@@ -58,6 +60,7 @@ def main(argv: list[str]) -> int:
 
 def _trained(plan: Path, enter: Callable[[str], None]) -> int:
     from dslaunch.runtime.program import run
+    from dslaunch.runtime.proof import NotDistributedError
     from dslaunch.runtime.stopping import STATUS, Stopped
 
     try:
@@ -66,6 +69,10 @@ def _trained(plan: Path, enter: Callable[[str], None]) -> int:
         if os.environ["RANK"] == "0":
             print(f"{_SAYS}{stopped}", file=sys.stderr)
         return STATUS
+    except NotDistributedError as error:
+        if os.environ["LOCAL_RANK"] == "0":
+            print(f"{_SAYS}{error}", file=sys.stderr)
+        return 1
     return 0
 
 

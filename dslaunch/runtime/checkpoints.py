@@ -1,9 +1,9 @@
 """Checkpoints: one folder per step, and `latest`, which names the last complete one.
 
-    DIR/step-00000020/              the strategy's own files (DeepSpeed's, or torch's distributed format);
-                                    under the engine native DeepSpeed's, in a folder for each component
+    DIR/step-00000020/              the state, in pieces that any layout can read (store.py)
+    DIR/step-00000020/plan.json     the plan that wrote it
     DIR/step-00000020/files.json    sizes and checksums of the files
-    DIR/step-00000020/dslaunch.json the step, and which layouts can read it
+    DIR/step-00000020/dslaunch.json the step, and the layouts that wrote it
     DIR/latest                      step-00000020; written last, in one move
 """
 
@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from dslaunch.errors import ConfigError
-from dslaunch.planfile import ComponentPlan, Plan
+from dslaunch.planfile import ComponentPlan, Plan, to_json
+from dslaunch.runtime import store
 from dslaunch.runtime.engines import Engine
+from dslaunch.runtime.graph import given_weights, unset_model
 from dslaunch.runtime.intact import LIST, is_intact, list_files
 from dslaunch.runtime.world import World
 
-CHECKPOINT_SCHEMA = "dslaunch.checkpoint/1"
-_NOTE = "dslaunch.json"
+CHECKPOINT_SCHEMA = "dslaunch.checkpoint/2"
+NOTE = "dslaunch.json"
+PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -31,40 +35,70 @@ class Note:
     """What a checkpoint is. The position in the data and every random draw follow from the step."""
 
     step: int
-    sharding: str
-    zero: int
-    world_size: int
     model: str
-    layouts: dict[str, str] = field(default_factory=dict)
-    """By component, where each has files of its own."""
+    layout: str
+    """What wrote it, in words."""
+    start: str
+    """What frozen weights follow from, which are left out."""
     schema: str = CHECKPOINT_SCHEMA
 
 
 def note_of(plan: Plan, step: int) -> Note:
-    first = next(iter(plan.components.values()))
-    own = plan.components if plan.engine.name == "native" else {}
-    layouts = {name: _where(layout) for name, layout in own.items()}
-    return Note(step, plan.engine.sharding, first.zero, plan.world_size, plan.model["name"], layouts)
+    weights = ", ".join(f"weights {name}={folder}" for name, folder in sorted(given_weights(plan).items()))
+    start = ", ".join(filter(None, [f"training.seed={plan.training.seed}", weights]))
+    return Note(step, plan.model["name"], _layout(plan), start)
+
+
+def _layout(plan: Plan) -> str:
+    """Such as `native on 8 ranks: llm tp 2, dp 2, stages of 2+2 layers, ZeRO-1; ...`"""
+    first, *_ = plan.components.values()
+    if plan.engine.name != "native":
+        kind = f"ZeRO-{first.zero}" if plan.engine.sharding == "zero" else plan.engine.sharding
+        return f"{kind} on {plan.world_size} ranks"
+    parts = [f"{name} {_where(layout)}" for name, layout in plan.components.items()]
+    return f"native on {plan.world_size} ranks: {'; '.join(parts)}"
 
 
 def _where(layout: ComponentPlan) -> str:
-    """What a component's files are cut by."""
     stages = "+".join(map(str, layout.layers_per_stage))
-    return f"tp {layout.tp}, dp {layout.dp}, layers by stage {stages}, ZeRO-{layout.zero}"
+    cut = f", stages of {stages} layers" if layout.pp > 1 else ""
+    return f"tp {layout.tp}, dp {layout.dp}{cut}, ZeRO-{layout.zero}"
 
 
 def save(engine: Engine, plan: Plan, world: World, step: int, root: Path) -> Path:
     """Write the state after `step` steps under `root`; every rank calls it."""
     folder = root / f"step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
-    engine.save(folder)
+    if world.rank == 0:
+        _clear(folder)
+    dist.barrier()
+    store.save(engine, folder, world)
+    if world.rank == 0:
+        (folder / PLAN).write_text(to_json(plan), encoding="utf-8")
     dist.barrier()
     files = list_files(folder, world)
     if world.rank == 0:
-        _replace(folder / LIST, files)
-        _replace(folder / _NOTE, json.dumps(asdict(note_of(plan, step)), sort_keys=True) + "\n")
-        _replace(root / "latest", folder.name + "\n")
+        replace(folder / LIST, files)
+        replace(folder / NOTE, json.dumps(asdict(note_of(plan, step)), sort_keys=True) + "\n")
+        replace(root / "latest", folder.name + "\n")
     return folder
+
+
+def _clear(folder: Path) -> None:
+    """Take away what an attempt that was cut off left; its note first, so that nobody reads half of it."""
+    (folder / NOTE).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+def restore(engine: Engine, plan: Plan, world: World, folder: Path) -> None:
+    """Go on from the checkpoint in `folder`, which `check_readable` let pass; every rank calls it."""
+    saved = read_note(folder)
+    wanted = _layout(plan)
+    if world.rank == 0 and saved.layout != wanted:
+        print(f"{folder} was written as {saved.layout}; it goes on as {wanted}", flush=True)
+    store.restore(engine, store.Source(folder), saved.step)
 
 
 def find(path: Path) -> Path:
@@ -75,9 +109,9 @@ def find(path: Path) -> Path:
     """
     latest = path / "latest"
     folder = path / latest.read_text(encoding="utf-8").strip() if latest.is_file() else path
-    if not (folder / _NOTE).is_file():
+    if not (folder / NOTE).is_file():
         raise ConfigError(
-            f"checkpoint.load: no checkpoint in {path}: neither a file `latest` nor {_NOTE}. Name the folder "
+            f"checkpoint.load: no checkpoint in {path}: neither a file `latest` nor {NOTE}. Name the folder "
             "`checkpoints` of a run, or one of the step folders in it."
         )
     return folder
@@ -88,7 +122,7 @@ def newest_intact(root: Path, world: World) -> Path | None:
 
     None where there is none. One that is broken is named and passed over.
     """
-    found: list[list[Path]] = [sorted(path.parent for path in root.glob(f"step-*/{_NOTE}"))]
+    found: list[list[Path]] = [sorted(path.parent for path in root.glob(f"step-*/{NOTE}"))]
     dist.broadcast_object_list(found)
     for folder in reversed(found[0]):
         if is_intact(folder, world):
@@ -99,27 +133,35 @@ def newest_intact(root: Path, world: World) -> Path | None:
 
 
 def check_readable(folder: Path, plan: Plan) -> int:
-    """The step of the checkpoint in `folder`.
+    """The step of the checkpoint in `folder`, which the model of `plan` can go on from under any layout.
 
     Raises:
-        ConfigError: another model or strategy wrote it, or another version of dslaunch.
+        ConfigError: another model wrote it, or another version of dslaunch.
     """
-    try:
-        saved = Note(**json.loads((folder / _NOTE).read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / _NOTE}: not a note of {CHECKPOINT_SCHEMA}: {error}.") from error
-    wanted = asdict(note_of(plan, saved.step))
-    for key, found in asdict(saved).items():
-        # torch's distributed format is laid out anew for another number of ranks, DeepSpeed's is not.
-        if found != wanted[key] and (key != "world_size" or saved.sharding == "zero"):
-            raise ConfigError(
-                f"checkpoint.load: {folder} has {key} = {found!r}, this plan {wanted[key]!r}. Continue with "
-                "the settings that wrote it, or start without checkpoint.load."
-            )
+    saved = read_note(folder)
+    with torch.device("meta"):
+        model = unset_model(plan)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    store.check_fits(store.Source(folder), shapes, (saved.start, note_of(plan, saved.step).start))
     return saved.step
 
 
-def _replace(path: Path, text: str) -> None:
+def read_note(folder: Path) -> Note:
+    """Raises ConfigError where there is none, or one of another version."""
+    try:
+        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        if note["schema"] == CHECKPOINT_SCHEMA:
+            return Note(**note)
+        found = note["schema"]
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        found = repr(error)
+    raise ConfigError(
+        f"{folder / NOTE}: not a note of {CHECKPOINT_SCHEMA}: {found}. Go on with the version of dslaunch that "
+        "wrote it, or start without checkpoint.load."
+    )
+
+
+def replace(path: Path, text: str) -> None:
     """Write `path` so that a reader sees the old text or the new one, also after a crash."""
     new = path.with_name(path.name + ".new")
     with new.open("w", encoding="utf-8") as file:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import ComponentPlan, Plan, plan_from_json
-from dslaunch.runtime.supported import check_model, cut_faults
+from dslaunch.runtime.supported import check_model, check_weights, cut_faults
 
 _EXECUTES = (
     "with this engine dslaunch.runtime executes one layout for the whole model, with tp = pp = cp = ep = 1: "
@@ -41,11 +41,7 @@ def check_executable(plan: Plan) -> None:
         _check_sharding(plan)
     if plan.training.optimizer != "adamw":
         raise ConfigError(f"training.optimizer: found '{plan.training.optimizer}'; the runtime has adamw.")
-    if plan.files.weights:
-        raise ConfigError(
-            f"model.weights: found '{plan.files.weights}'; dslaunch.runtime starts from random weights or "
-            "from a checkpoint of its own (checkpoint.load=DIR). Leave it empty, or give script=PATH."
-        )
+    check_weights(plan.model["components"], plan.files.weights)
     check_model(plan.model["components"], plan.model["edges"])
     if plan.engine.name == "native":
         _check_native(plan)

@@ -7,28 +7,17 @@ Shapes: B samples, N patches, S tokens, H hidden.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dslaunch.runtime.data import IGNORE
 from dslaunch.runtime.layers import Attention, Block, BlockShape, FeedForward, norm_of, rotation
+from dslaunch.runtime.own import Piece, judged_in
 from dslaunch.runtime.supported import Spec
 from dslaunch.runtime.tensor_parallel import ALONE, Shard, column, embedding, row, summed_cross_entropy
 
 VIT_NORM_EPS = 1e-6
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What a rank holds of a component: one pipeline stage, cut over a tensor-parallel group."""
-
-    layers: range
-    first: bool = True
-    last: bool = True
-    shard: Shard = ALONE
 
 
 def whole(spec: Spec) -> Piece:
@@ -182,11 +171,6 @@ class Decoder(nn.Module):
         judged = judged_in(labels)
         logits = self.head(self.norm(x[:, -labels.shape[1] : -1][judged]))
         return summed_cross_entropy(logits, labels[:, 1:][judged], self.piece.shard)
-
-
-def judged_in(labels: Tensor) -> Tensor:
-    """Which of labels[:, 1:] the loss falls on."""
-    return labels[:, 1:] != IGNORE
 
 
 def build_component(spec: Spec, recompute: str, from_layer: int, piece: Piece | None = None) -> nn.Module:

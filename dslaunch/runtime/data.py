@@ -12,8 +12,8 @@ reach. `mirrored` turns x around.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
+from dslaunch.runtime.naming import imported
 
 BINS = 16
 ACTIONS = 4
@@ -43,14 +44,24 @@ class Batch:
     """One micro-batch of B samples."""
 
     images: Tensor
-    """[B, channels, image, image], fp32 in -1..1."""
+    """[I, channels, image, image], or what else the towers read: those of the first sample, of the second, ..."""
     tokens: Tensor
-    """[B, T] int64: instruction, actions, padding."""
+    """[B, T] int64."""
     labels: Tensor
-    """[B, T] int64: the action tokens, and -100 elsewhere."""
+    """[B, T] int64: the token to be predicted in each place, and -100 where there is none."""
+    counts: Tensor | None = None
+    """[B] int64: how many images each sample has; None: one."""
+    more: Mapping[str, Tensor] = field(default_factory=dict)
+    """What else a model's modules read, by name."""
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.images.to(device), self.tokens.to(device), self.labels.to(device))
+        return Batch(
+            self.images.to(device),
+            self.tokens.to(device),
+            self.labels.to(device),
+            None if self.counts is None else self.counts.to(device),
+            {name: tensor.to(device) for name, tensor in self.more.items()},
+        )
 
 
 class Samples(Protocol):
@@ -97,16 +108,25 @@ class Digits:
         return row + [WORDS.index("<pad>")] * (self.text_tokens - len(row))
 
 
-def open_data(plan: Plan) -> Digits:
-    """The data set that `data.path` names, for the model of `plan`.
+def open_data(plan: Plan) -> Samples:
+    """The data set that `data.path` names: `digits`, or what the function `package.module:name` gives for `plan`.
 
     Raises:
         ConfigError: an unknown data set, or a model that it does not suit.
     """
+    if ":" in plan.files.data_path:
+        made: Samples = imported(plan.files.data_path, "data.path")(plan)
+        return made
+    return open_digits(plan)
+
+
+def open_digits(plan: Plan) -> Digits:
+    """The handwritten digits, for the model of `plan`; ConfigError where it does not suit."""
     if plan.files.data_path != "digits":
         raise ConfigError(
             f"data.path: found '{plan.files.data_path}'; dslaunch.runtime reads `digits` (scikit-learn's "
-            "handwritten digits). For other data give a training script: script=PATH."
+            "handwritten digits), or what a function of yours gives: data.path=package.module:function. Or give a "
+            "training script: script=PATH."
         )
     if plan.files.tokenizer:
         raise ConfigError(
@@ -139,7 +159,7 @@ def image_tokens(plan: Plan) -> int:
     return sum(edge["tokens"] for edge in plan.model["edges"] if edge["to"] in decoders)
 
 
-def micro_batches(data: Digits, step: int, rank: int, plan: Plan) -> list[Batch]:
+def micro_batches(data: Samples, step: int, rank: int, plan: Plan) -> list[Batch]:
     """The micro-batches of `rank` in optimizer step `step` (from 0).
 
     The global batch of a step is the same samples for every number of ranks; rank r reads its r-th block.

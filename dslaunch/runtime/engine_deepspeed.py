@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,27 @@ from torch import Tensor
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
-from dslaunch.runtime.data import Batch, Digits, micro_batches
+from dslaunch.runtime.data import Batch, Samples, micro_batches
 from dslaunch.runtime.deepspeed_internals import leave_out_shared_memory_op, use_cpu_accelerator
+from dslaunch.runtime.deepspeed_states import copies_of, held_by, loss_scaler, set_loss_scaler, settle
 from dslaunch.runtime.engines import StepResult
 from dslaunch.runtime.graph import build_model, parameter_groups
+from dslaunch.runtime.held import Held
+from dslaunch.runtime.proof import Copy
 from dslaunch.runtime.schedule import make_scheduler
+from dslaunch.runtime.store import Extra
+from dslaunch.runtime.tensor_parallel import ALONE
 from dslaunch.runtime.world import World
 
 
 class DeepSpeedEngine:
     """One deepspeed engine over the whole model; optimizer, precision and sharding come from its JSON."""
 
-    def __init__(self, plan: Plan, world: World, data: Digits, config: Path) -> None:
+    def __init__(self, plan: Plan, world: World, data: Samples, config: Path) -> None:
         deepspeed = join_deepspeed(world)
         model = build_model(plan)
         self.plan, self.world, self.data = plan, world, data
+        self._norm = 0.0
         self.engine, *_ = deepspeed.initialize(
             model=model,
             model_parameters=parameter_groups(model, plan),
@@ -44,23 +51,34 @@ class DeepSpeedEngine:
             if self.replicated and batch is batches[-1]:
                 norm = float(torch.nn.utils.get_total_norm(self._gradients()))
             self.engine.step()
-        norm = norm if self.replicated else float(self.engine.get_global_grad_norm())
+        self._norm = norm = norm if self.replicated else float(self.engine.get_global_grad_norm())
         return StepResult(torch.stack(losses).mean(), norm, lr)
 
     def _backward(self, batch: Batch) -> Tensor:
-        loss: Tensor = self.engine(batch.images, batch.tokens, batch.labels)
+        loss: Tensor = self.engine(batch)
         self.engine.backward(loss)
         return loss.detach().float()
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.engine.module.parameters() if p.grad is not None]
 
-    def save(self, folder: Path) -> None:
-        self.engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+    def held(self, anew: bool = False) -> Iterator[Held]:
+        names = {parameter: name for name, parameter in self.engine.module.named_parameters()}
+        return held_by(self.engine, names, ALONE, None, anew)
 
-    def load(self, folder: Path) -> None:
-        loaded, _ = self.engine.load_checkpoint(str(folder.parent), tag=folder.name)
-        assert loaded, f"DeepSpeed found no checkpoint in {folder}"
+    def copies(self) -> Iterator[Copy]:
+        names = {parameter: name for name, parameter in self.engine.module.named_parameters()}
+        return copies_of(self.engine, names, ALONE, None)
+
+    def norms(self) -> Mapping[str, float]:
+        return {"model": self._norm}
+
+    def extra(self) -> Extra:
+        return {"updates": self.engine.lr_scheduler.last_epoch, "loss_scaler": loss_scaler(self.engine)}
+
+    def settle(self, step: int, extra: Extra) -> None:
+        settle(self.engine, int(extra.get("updates", step)))
+        set_loss_scaler(self.engine, extra.get("loss_scaler") or {})
 
 
 def join_deepspeed(world: World) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,24 @@ from torch import Tensor, nn
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
-from dslaunch.runtime.components import Piece, judged_in
 from dslaunch.runtime.data import Batch, Samples
 from dslaunch.runtime.deepspeed_internals import scope, squared_norm, take_norm
+from dslaunch.runtime.deepspeed_states import held_by, settle, unwritten, whole_copy
 from dslaunch.runtime.engine_deepspeed import join_deepspeed, read_config
 from dslaunch.runtime.engines import Enter, StepResult
 from dslaunch.runtime.exchange import Exchange
-from dslaunch.runtime.graph import build_piece, start_values, unset_model
+from dslaunch.runtime.graph import build_piece, given_weights, start_values, unset_model
+from dslaunch.runtime.held import Held
 from dslaunch.runtime.meshes import Mesh, Mpu, make_meshes
 from dslaunch.runtime.messages import PIPELINE, Message, step_of
+from dslaunch.runtime.own import Piece, judged_count
+from dslaunch.runtime.proof import Copy
 from dslaunch.runtime.schedule import lr_factor, make_scheduler
 from dslaunch.runtime.stage import Reader, Stage
+from dslaunch.runtime.store import Extra
+from dslaunch.runtime.supported import tokens_after, tokens_between, width_after
 from dslaunch.runtime.tensor_parallel import slice_for
+from dslaunch.runtime.weights import read_weights
 from dslaunch.runtime.world import World
 
 
@@ -47,6 +53,7 @@ class NativeEngine:
         modules = build_pieces(plan, meshes)
         self.mpus = {name: Mpu(mesh) for name, mesh in meshes.items()}
         self.stages: dict[tuple[str, int], Stage] = {}
+        self._norms: dict[str, float] = {}
         for name, module in modules.items():
             engine = self._engine(deepspeed, name, module, folder)
             if engine is None:
@@ -103,13 +110,9 @@ class NativeEngine:
         specs = self.plan.model["components"]
         if message.edge != PIPELINE:
             edge = self.work.edges[message.edge]
-            spec = specs[edge["from"]]
-            return edge["tokens"], spec["dims"][-1] if spec["arch"] == "mlp" else spec["hidden"]
-        spec = specs[message.sender.component]
-        if spec["arch"] == "decoder":
-            return self.plan.training.seq_len, spec["hidden"]
-        patches = (spec["image"] // spec["patch"]) ** 2
-        return patches + int(spec["class_token"]) + spec["registers"], spec["hidden"]
+            return tokens_after(edge["from"], list(self.work.edges)), width_after(specs[edge["from"]])
+        name, edges = message.sender.component, list(self.work.edges)
+        return tokens_between(name, specs, edges, self.plan.training.seq_len), width_after(specs[name])
 
     def _judged(self, read: Reader) -> Tensor:
         """Tokens that the loss falls on in the global batch; every rank gets the number before it needs it."""
@@ -118,7 +121,8 @@ class NativeEngine:
             if stage.judges and stage.mesh.place.shard == 0:
                 shares = stage.part.shares
                 for index in range(shares.micro_batches):
-                    count += judged_in(read(shares.of(stage.mesh.place.replica, index)).labels).sum()
+                    batch = read(shares.of(stage.mesh.place.replica, index))
+                    count += judged_count(stage.module, batch)
         dist.all_reduce(count)
         return count
 
@@ -156,7 +160,9 @@ class NativeEngine:
         for stage in self._trained():
             mpu = self.mpus[stage.name]
             with scope(mpu):
-                squares[slots.index((stage.name, mpu.mesh.place.stage))] = squared_norm(stage.engine, mpu)
+                square = squared_norm(stage.engine, mpu)
+            squares[slots.index((stage.name, mpu.mesh.place.stage))] = square
+            self._norms[f"{stage.name}, {stage.tag}"] = math.sqrt(square)
         dist.all_reduce(squares, op=dist.ReduceOp.MAX)
         return math.sqrt(float(squares.sum()))
 
@@ -167,17 +173,29 @@ class NativeEngine:
         peak = self.plan.components[next(n for n in names if specs[n]["train"] != "nothing")].lr
         return peak * lr_factor(number, self.plan.training, peak)
 
-    def save(self, folder: Path) -> None:
-        """FOLDER/COMPONENT/stageN: what DeepSpeed writes for a model of its own."""
-        for stage in self._trained():
-            with scope(self.mpus[stage.name]):
-                stage.engine.save_checkpoint(str(folder / stage.name), tag=stage.tag, save_latest=False)
+    def held(self, anew: bool = False) -> Iterator[Held]:
+        for stage in self.stages.values():
+            names = {p: f"parts.{stage.name}.{name}" for name, p in stage.module.named_parameters()}
+            if stage.engine is not None:
+                yield from held_by(stage.engine, names, stage.mesh.shard, stage.mesh.replicas, anew)
+            else:
+                yield from (unwritten(parameter, name, stage.mesh.shard) for parameter, name in names.items())
 
-    def load(self, folder: Path) -> None:
+    def copies(self) -> Iterator[Copy]:
+        for stage in self.stages.values():
+            for name, parameter in stage.module.named_parameters():
+                yield whole_copy(parameter, f"parts.{stage.name}.{name}", stage.mesh.shard)
+
+    def norms(self) -> Mapping[str, float]:
+        return self._norms
+
+    def extra(self) -> Extra:
+        return {}
+
+    def settle(self, step: int, extra: Extra) -> None:
         for stage in self._trained():
             with scope(self.mpus[stage.name]):
-                loaded, _ = stage.engine.load_checkpoint(str(folder / stage.name), tag=stage.tag)
-            assert loaded, f"DeepSpeed found no checkpoint of {stage.name} in {folder}"
+                settle(stage.engine, step)
 
     def _trained(self) -> list[Stage]:
         return [stage for stage in self.stages.values() if stage.engine is not None]
@@ -197,10 +215,13 @@ def build_pieces(plan: Plan, meshes: dict[str, Mesh]) -> dict[str, nn.Module]:
     with torch.device("meta"):
         whole = unset_model(plan)
     with torch.no_grad():
-        for key, value in start_values(whole, plan.training.seed):
+        for key, value in start_values(whole, plan.training.seed, given_weights(plan)):
             if key in held:
                 parameter, shard = held[key]
                 parameter.copy_(slice_for(value, parameter, shard))
+    for name, folder in given_weights(plan).items():
+        if name in modules:
+            read_weights(Path(folder), name, modules[name], whole.parts[name], meshes[name].shard)
     return modules
 
 

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import math
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dslaunch.planfile import Plan
-from dslaunch.runtime.data import Batch, Digits, micro_batches
+from dslaunch.runtime.data import Batch, Samples, micro_batches
+from dslaunch.runtime.deepspeed_states import replicated, unwritten
 from dslaunch.runtime.engines import StepResult
 from dslaunch.runtime.graph import Graph, build_model, parameter_groups
+from dslaunch.runtime.held import Cut, Held, fresh_states, local
 from dslaunch.runtime.layers import Block
-from dslaunch.runtime.schedule import make_scheduler
+from dslaunch.runtime.proof import Copy
+from dslaunch.runtime.schedule import make_scheduler, place_scheduler
+from dslaunch.runtime.store import Extra
+from dslaunch.runtime.tensor_parallel import ALONE
 from dslaunch.runtime.world import World
 
 
 class TorchEngine:
     """AdamW on fp32 weights; under bf16 the passes run in bf16 and gradients are reduced in fp32."""
 
-    def __init__(self, plan: Plan, world: World, data: Digits) -> None:
+    def __init__(self, plan: Plan, world: World, data: Samples) -> None:
         self.plan, self.world, self.data = plan, world, data
         model = build_model(plan)
         self.bf16 = plan.training.precision == "bf16"
@@ -39,6 +42,7 @@ class TorchEngine:
             parameter_groups(model, plan), betas=plan.training.betas, eps=plan.training.eps
         )
         self.scheduler = make_scheduler(self.optimizer, plan.training)
+        self._norm = 0.0
 
     def step(self, number: int) -> StepResult:
         batches = micro_batches(self.data, number, self.world.rank, self.plan)
@@ -49,7 +53,8 @@ class TorchEngine:
         self.scheduler.step()
         self.optimizer.zero_grad()
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        return StepResult(torch.stack(losses).mean(), float(whole), lr)
+        self._norm = float(whole)
+        return StepResult(torch.stack(losses).mean(), self._norm, lr)
 
     def _backward(self, batch: Batch, count: int, last: bool) -> Tensor:
         """DDP reduces with the last micro-batch; FSDP2 with each, so that its gradients stay sharded."""
@@ -57,25 +62,50 @@ class TorchEngine:
         batch = batch.to(self.world.device)
         with replica.no_sync() if replica and not last else contextlib.nullcontext():
             with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16 and replica is not None):
-                loss = self.model(batch.images, batch.tokens, batch.labels)
+                loss = self.model(batch)
             (loss / count).backward()
         return cast(Tensor, loss.detach().float())
 
-    def save(self, folder: Path) -> None:
-        save_distributed(self._state(), checkpoint_id=folder)
+    def held(self, anew: bool = False) -> Iterator[Held]:
+        model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                yield _unwritten(parameter, name)
+            elif isinstance(parameter, DTensor):
+                known = self.optimizer.state
+                states = fresh_states(self.optimizer, parameter) if anew else known.get(parameter, {})
+                piece = _rows(parameter, name)
+                yield replace(piece, states=states, written=(0, piece.weight.numel()), trains=True)
+            else:
+                place = (self.world.rank, self.world.size)
+                yield replicated(self.optimizer, parameter, name, ALONE, *place, anew)
 
-    def load(self, folder: Path) -> None:
-        state = self._state()
-        load_distributed(state, checkpoint_id=folder)
-        set_state_dict(
-            self.model, self.optimizer,
-            model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-        )  # fmt: skip
-        self.scheduler.load_state_dict(state["scheduler"])
+    def copies(self) -> Iterator[Copy]:
+        if isinstance(self.model, DistributedDataParallel):
+            for name, parameter in self.model.module.named_parameters():
+                yield Copy(name, "", parameter)
 
-    def _state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+    def norms(self) -> Mapping[str, float]:
+        return {"model": self._norm}
+
+    def extra(self) -> Extra:
+        return {}
+
+    def settle(self, step: int, extra: Extra) -> None:
+        place_scheduler(self.scheduler, step)
+
+
+def _unwritten(parameter: nn.Parameter, name: str) -> Held:
+    return _rows(parameter, name) if isinstance(parameter, DTensor) else unwritten(parameter, name, ALONE)
+
+
+def _rows(parameter: DTensor, name: str) -> Held:
+    """The rows of a parameter that FSDP2 leaves on this rank: as torch.chunk cuts it."""
+    rows = parameter.shape[0]
+    each = -(-rows // parameter.device_mesh.size())
+    first = min(rows, each * parameter.device_mesh.get_local_rank()) if rows else 0
+    width = parameter.numel() // rows
+    return Held(name, tuple(parameter.shape), Cut(), first * width, local(parameter).view(-1), trains=False)
 
 
 def _wrapped(model: Graph, plan: Plan, world: World) -> nn.Module:
@@ -84,7 +114,13 @@ def _wrapped(model: Graph, plan: Plan, world: World) -> nn.Module:
     mesh = init_device_mesh(world.device.type, (world.size,))
     dtype = torch.bfloat16 if plan.training.precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for block in [module for module in model.modules() if isinstance(module, Block)]:
+    for block in units_of(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+def units_of(model: Graph) -> list[nn.Module]:
+    """What FSDP2 gathers at a time: the blocks, and those of components with modules of their own."""
+    own = [unit for part in model.parts.values() for unit in getattr(part, "units", ())]
+    return [module for module in model.modules() if isinstance(module, Block)] + own

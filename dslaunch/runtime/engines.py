@@ -10,7 +10,9 @@ from typing import Protocol
 from torch import Tensor
 
 from dslaunch.planfile import Plan
-from dslaunch.runtime.data import Digits
+from dslaunch.runtime.data import Samples
+from dslaunch.runtime.proof import Proved
+from dslaunch.runtime.store import Keeper
 from dslaunch.runtime.world import World
 
 
@@ -26,19 +28,11 @@ class StepResult:
     """The decoder's learning rate in this step (of the first group that trains)."""
 
 
-class Engine(Protocol):
+class Engine(Keeper, Proved, Protocol):
     """A model under one strategy: replicated or sharded, with its optimizer and schedule."""
 
     def step(self, number: int) -> StepResult:
         """Optimizer step `number` (from 0): gradients of its global batch, then new weights."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write weights, optimizer and schedule into `folder`; every rank calls it."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote into `folder`; every rank calls it."""
         ...
 
 
@@ -46,7 +40,7 @@ Enter = Callable[[str], None]
 """Called with the name of each phase as it begins."""
 
 
-def make_engine(plan: Plan, world: World, data: Digits, folder: Path, enter: Enter) -> Engine:
+def make_engine(plan: Plan, world: World, data: Samples, folder: Path, enter: Enter) -> Engine:
     """The model of `plan` under its strategy, whose rendered files stand in `folder`."""
     if plan.engine.name == "native":
         from dslaunch.runtime.engine_native import NativeEngine

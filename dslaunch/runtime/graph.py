@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,12 @@ from torch import Tensor, nn
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan
-from dslaunch.runtime.components import Decoder, Piece, ViT, build_component, judged_in
+from dslaunch.runtime.components import Decoder, ViT, build_component, whole
+from dslaunch.runtime.data import Batch
+from dslaunch.runtime.own import Piece, build_for, call_factory, check_count, is_own, judged_count, reads
 from dslaunch.runtime.supported import Spec, trunk_of
+from dslaunch.runtime.tensor_parallel import ALONE
+from dslaunch.runtime.weights import fresh_in, read_weights
 
 TABLE_STD = 0.02
 
@@ -30,23 +35,32 @@ class Graph(nn.Module):
         self.edges = edges
         self.trunk = trunk
 
-    def forward(self, images: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
-        """images [B, C, h, w], tokens and labels [B, T] -> the mean loss over labels that are not -100."""
-        incoming = self._incoming(self.trunk)
-        prefix = self._joined(incoming, images) if incoming else None
-        total: Tensor = self.parts[self.trunk](prefix, tokens, labels)
-        return total / judged_in(labels).sum()
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss over what the trunk judges: the labels that are not -100."""
+        return self._output(self.trunk, batch) / judged_count(self.parts[self.trunk], batch)
 
     def _incoming(self, name: str) -> list[dict[str, Any]]:
         return [edge for edge in self.edges if edge["to"] == name]
 
-    def _output(self, name: str, images: Tensor) -> Tensor:
-        part = self.parts[name]
-        out: Tensor = part(images if isinstance(part, ViT) else self._joined(self._incoming(name), images))
+    def _output(self, name: str, batch: Batch) -> Tensor:
+        part, edges = self.parts[name], self._incoming(name)
+        x = joined(edges, [self._output(edge["from"], batch) for edge in edges]) if edges else None
+        out: Tensor = part(*arguments(part, x, batch))
         return out
 
-    def _joined(self, edges: list[dict[str, Any]], images: Tensor) -> Tensor:
-        return joined(edges, [self._output(edge["from"], images) for edge in edges])
+
+def arguments(part: nn.Module, x: Tensor | None, batch: Batch | None) -> tuple[Any, ...]:
+    """What a component's module is called with, before its last stage and after.
+
+    Args:
+        x: what its edges bring, or the stage before.
+        batch: the micro-batch, where the module reads it.
+    """
+    if is_own(part):
+        return x, batch if reads(part) else None
+    if isinstance(part, Decoder):
+        return (x, batch.tokens, batch.labels) if batch else (x, None, None)
+    return (batch.images if isinstance(part, ViT) and batch else x,)
 
 
 def joined(edges: list[dict[str, Any]], outputs: list[Tensor]) -> Tensor:
@@ -72,7 +86,9 @@ def build_model(plan: Plan) -> Graph:
         ConfigError: nothing trains, or one tower is read at several layers.
     """
     model = unset_model(plan)
-    initialise(model, plan.training.seed)
+    initialise(model, plan.training.seed, given_weights(plan))
+    for name, folder in given_weights(plan).items():
+        read_weights(Path(folder), name, model.parts[name], model.parts[name], ALONE)
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError("model.components: every component has `train: nothing`; let at least one train.")
     return model
@@ -83,6 +99,9 @@ def unset_model(plan: Plan) -> Graph:
     specs: dict[str, Spec] = plan.model["components"]
     edges: list[dict[str, Any]] = list(plan.model["edges"])
     parts = {name: build_piece(plan, name, None) for name in specs}
+    for name, part in parts.items():
+        if is_own(part):
+            check_count(plan, name, part)
     return Graph(parts, edges, trunk_of(specs))
 
 
@@ -90,40 +109,58 @@ def build_piece(plan: Plan, name: str, piece: Piece | None) -> nn.Module:
     """What a rank holds of component `name` (None: all), without start values; frozen where it is."""
     spec: Spec = plan.model["components"][name]
     layer = _layer_read(name, list(plan.model["edges"]))
-    module = build_component(spec, plan.components[name].recompute, layer, piece)
+    if spec.get("module"):
+        module = call_factory(build_for(plan, name, piece or whole(spec), layer))
+    else:
+        module = build_component(spec, plan.components[name].recompute, layer, piece)
     if spec["train"] == "nothing":
         module.requires_grad_(False)
     return module
 
 
-def initialise(model: nn.Module, seed: int) -> None:
-    """The start values of every parameter of `model`."""
+def given_weights(plan: Plan) -> dict[str, str]:
+    """The folder that a component's weights come from, by component; those without start from random ones."""
+    folders = {name: spec.get("weights") or plan.files.weights for name, spec in plan.model["components"].items()}
+    return {name: folder for name, folder in folders.items() if folder}
+
+
+def initialise(model: nn.Module, seed: int, given: Collection[str] = ()) -> None:
+    """The start values of every parameter of `model`, but of the components in `given`."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
-        for name, value in start_values(model, seed):
+        for name, value in start_values(model, seed, given):
             parameters[name].copy_(value)
 
 
-def start_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+def start_values(model: nn.Module, seed: int, given: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     """(name, value in fp32 on the host): matrices with variance 1 / inputs, tables with standard deviation 0.02,
-    biases zero; norms stay one, and are left out.
+    biases zero; norms stay one, and are left out. A vector that is neither is a token: drawn as a table.
 
     The draws follow the order of the modules and the seed alone. `model` may be on the meta device.
+
+    Args:
+        given: components that get their weights elsewhere, but for what is `fresh` in them.
     """
     generator = torch.Generator().manual_seed(seed)
+    read = tuple(f"parts.{name}." for name in given)
+    fresh = tuple(start + own for start in read for own in fresh_in(model.get_submodule(start[:-1])))
     for prefix, module in model.named_modules():
-        matrix = isinstance(module, nn.Linear | nn.Conv2d)
+        if f"{prefix}.".startswith(read) and not f"{prefix}.".startswith(fresh):
+            continue
+        matrix = isinstance(module, nn.Linear | nn.Conv2d | nn.Conv3d)
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if parameter.ndim >= 2:
                 std = parameter[0].numel() ** -0.5 if matrix else TABLE_STD
                 yield name, torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
             elif name.endswith("bias"):
                 yield name, torch.zeros(parameter.shape)
+            elif not name.endswith(("weight", "scale")):
+                yield name, torch.empty(parameter.shape).normal_(0.0, TABLE_STD, generator=generator)
 
 
 def parameter_groups(model: Graph, plan: Plan) -> list[dict[str, Any]]:
     """One group per component that trains, the decoder first, with its learning rate and weight decay."""
-    names = sorted(model.parts, key=lambda name: not isinstance(model.parts[name], Decoder))
+    names = sorted(model.parts, key=lambda name: name != model.trunk)
     groups = []
     for name in names:
         trainable = [p for p in model.parts[name].parameters() if p.requires_grad]

@@ -32,6 +32,12 @@ def list_files(folder: Path, world: World) -> str:
     return json.dumps(every, sort_keys=True) + "\n"
 
 
+def listed(folder: Path) -> str:
+    """The same list, made by one process."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return json.dumps({name: _sum(folder / name) for name in names}, sort_keys=True) + "\n"
+
+
 def is_intact(folder: Path, world: World) -> bool:
     """Whether every file of the list is there, as it was written; every rank calls it and gets the same answer."""
     wrong = torch.tensor(float(not _share_is_intact(folder, world)), device=world.device)
@@ -41,8 +47,8 @@ def is_intact(folder: Path, world: World) -> bool:
 
 def _share_is_intact(folder: Path, world: World) -> bool:
     try:
-        listed: dict[str, Sum] = json.loads((folder / LIST).read_text(encoding="utf-8"))
-        return all(_sum(folder / name) == listed[name] for name in sorted(listed)[world.rank :: world.size])
+        sums: dict[str, Sum] = json.loads((folder / LIST).read_text(encoding="utf-8"))
+        return all(_sum(folder / name) == sums[name] for name in sorted(sums)[world.rank :: world.size])
     except (OSError, ValueError):
         return False
 

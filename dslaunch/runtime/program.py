@@ -6,17 +6,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch.distributed as dist
-
 from dslaunch import progress
-from dslaunch.planfile import Plan
+from dslaunch.planfile import Plan, Prediction
 from dslaunch.runtime import checkpoints
 from dslaunch.runtime.checks import check_executable, read_plan
 from dslaunch.runtime.data import open_data
 from dslaunch.runtime.engines import Engine, Enter, make_engine
 from dslaunch.runtime.metrics import Recorder, measure
+from dslaunch.runtime.proof import prove, read_prediction, speed
 from dslaunch.runtime.stopping import Stopped, StopRequest
-from dslaunch.runtime.world import World, join_world, read_world
+from dslaunch.runtime.world import World, join_world, part, read_world
 
 
 def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
@@ -46,9 +45,13 @@ def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
     engine = make_engine(plan, world, data, plan_path.parent, enter)
     if resumed:
         enter(f"loading {resumed}")
-        engine.load(resumed)
-    train(engine, plan, world, folder, start, enter)
-    dist.destroy_process_group()
+        checkpoints.restore(engine, plan, world, resumed)
+    try:
+        train(engine, plan, world, folder, start, enter, read_prediction(plan_path.parent))
+    except Stopped:
+        part(world)
+        raise
+    part(world)
 
 
 def checkpoint_dir(plan: Plan, folder: Path) -> Path:
@@ -56,10 +59,13 @@ def checkpoint_dir(plan: Plan, folder: Path) -> Path:
     return Path(plan.files.checkpoint_dir or folder / "checkpoints")
 
 
-def train(engine: Engine, plan: Plan, world: World, folder: Path, start: int, enter: Enter) -> None:
+def train(
+    engine: Engine, plan: Plan, world: World, folder: Path, start: int, enter: Enter, prediction: Prediction | None
+) -> None:
     """Steps `start` to the plan's last, with their metrics and checkpoints.
 
     Raises:
+        NotDistributedError: the first step shows that ranks do not hold what the plan says.
         Stopped: SIGTERM asked for an end, and a checkpoint is saved.
     """
     request = StopRequest()
@@ -73,6 +79,11 @@ def train(engine: Engine, plan: Plan, world: World, folder: Path, start: int, en
         metrics = measure(step + 1, result, time.perf_counter() - began, plan, world)
         if recorder:
             recorder.write(metrics)
+        if step == start:
+            enter("proving that the first step was distributed")
+            _say(recorder, prove(engine, plan, world, prediction))
+        elif step == start + 1 and prediction:
+            _say(recorder, speed(metrics.step_time_s, prediction))
         progress.step(step + 1)
         ends = request.agreed(world)
         if ends or is_saved(step + 1, plan):
@@ -85,6 +96,12 @@ def train(engine: Engine, plan: Plan, world: World, folder: Path, start: int, en
             raise Stopped(f"SIGTERM: ended after step {step + 1} of {plan.training.steps}, which is saved")
     if recorder:
         recorder.close()
+
+
+def _say(recorder: Recorder | None, line: str) -> None:
+    """Once for all ranks."""
+    if recorder:
+        print(line, flush=True)
 
 
 def is_saved(done: int, plan: Plan) -> bool:

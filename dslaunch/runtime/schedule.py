@@ -39,3 +39,13 @@ def make_scheduler(optimizer: Optimizer, training: TrainingPlan) -> LambdaLR:
         return lambda step: lr_factor(step, training, peak)
 
     return LambdaLR(optimizer, [factor_from(group["lr"]) for group in optimizer.param_groups])
+
+
+def place_scheduler(scheduler: LambdaLR, step: int) -> None:
+    """Let the schedule stand where it is after `step` steps, and the optimizer have the rates of it."""
+    scheduler.last_epoch = step
+    scheduler._step_count = step + 1
+    groups = scheduler.optimizer.param_groups
+    for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = base * factor(step)
+    scheduler._last_lr = [group["lr"] for group in groups]

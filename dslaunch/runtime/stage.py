@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from dslaunch.runtime.components import Decoder, ViT
 from dslaunch.runtime.data import Batch
 from dslaunch.runtime.exchange import Exchange
-from dslaunch.runtime.graph import joined
+from dslaunch.runtime.graph import arguments, joined
 from dslaunch.runtime.meshes import Mesh
 from dslaunch.runtime.messages import PIPELINE, Message, Step
+from dslaunch.runtime.own import reads
 from dslaunch.runtime.tasks import Task
 
 Reader = Callable[[Sequence[int]], Batch]
@@ -60,7 +61,7 @@ class Stage:
     @property
     def reads(self) -> bool:
         """Whether it needs the data: images, tokens or labels."""
-        return self.judges or (self.first and isinstance(self.module, ViT | Decoder))
+        return self.judges or reads(self.module) or (self.first and isinstance(self.module, ViT | Decoder))
 
     def forward(self, task: Task, read: Reader, judged: Tensor) -> None:
         """Take what `task` needs, run it, send what it gives.
@@ -116,10 +117,7 @@ class Stage:
         x = inputs.get(PIPELINE)
         if x is None and inputs:
             x = joined([self.step.edges[edge] for edge in inputs], list(inputs.values()))
-        if isinstance(self.module, Decoder):
-            output: Tensor = run(x, own and own.tokens, own and own.labels)
-        else:
-            output = run(own.images if own else x)
+        output: Tensor = run(*arguments(self.module, x, own))
         return output
 
     def _send(self, task: Task, output: Tensor) -> None:

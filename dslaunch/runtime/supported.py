@@ -34,7 +34,9 @@ _ONE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
     "mlp": _EVERYWHERE | {"merge": (1,), "categories": (1,), "norm_kind": ("layernorm",)},
 }
 """By architecture: settings of which the modules follow some values."""
-_ELSEWHERE = {"arch", "lr", "weight_decay"}
+_ELSEWHERE = {"arch", "lr", "weight_decay", "module", "module_args", "weights"}
+_OWN = {"train": ("all", "nothing")}
+"""Settings of which a component with a module of its own follows some values; its factory judges the others."""
 _JOINS = ("sequence", "channel", "add")
 _EDGE = {"from", "to", "tokens", "join", "from_layer"}
 _SCRIPT = "Give a training script of your own: script=PATH."
@@ -60,6 +62,21 @@ def check_model(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> None:
         tokens = output_tokens(edge["from"], specs, edges)
         if edge["tokens"] != tokens:
             raise ConfigError(f"{_shown(edge)} says {edge['tokens']} tokens, but {edge['from']} gives {tokens}.")
+
+
+def check_weights(specs: Mapping[str, Spec], weights: str) -> None:
+    """Refuse weights for a component that has no names for them.
+
+    Args:
+        weights: `model.weights`, for all components that name none of their own.
+    """
+    for name in specs:
+        if weights and not is_own(name, specs):
+            raise ConfigError(
+                f"model.weights: found '{weights}'; dslaunch.runtime reads weights into modules of their own "
+                f"(model.components.{name}.module), and starts its own from random ones or from a checkpoint "
+                "(checkpoint.load=DIR). Leave it empty, or give script=PATH."
+            )
 
 
 class Cut(Protocol):
@@ -118,9 +135,39 @@ def trunk_of(specs: dict[str, Spec]) -> str:
     return decoders[0]
 
 
+def is_own(name: str, specs: Mapping[str, Spec]) -> bool:
+    """Whether component `name` has a module of its own (`module: package:factory`)."""
+    return bool(specs[name].get("module"))
+
+
+def tokens_after(name: str, edges: list[dict[str, Any]]) -> int:
+    """Tokens per sample that component `name` passes on, as its edges say; 0 where none leaves it."""
+    return max((int(edge["tokens"]) for edge in edges if edge["from"] == name), default=0)
+
+
+def tokens_between(name: str, specs: Mapping[str, Spec], edges: list[dict[str, Any]], seq_len: int) -> int:
+    """Tokens per sample between the pipeline stages of component `name`: a decoder's sequence, a tower's patches
+    with what stands before them in each pass.
+    """
+    spec = specs[name]
+    if spec["arch"] == "decoder":
+        return seq_len
+    if spec["arch"] != "vit":
+        return tokens_after(name, edges)
+    patches = (spec["image"] // spec["patch"]) ** 2
+    return int(spec["passes"] * (patches + int(spec["class_token"]) + spec["registers"]))
+
+
+def width_after(spec: Spec) -> int:
+    """Width of a token that a component passes on."""
+    return int(spec["dims"][-1] if spec["arch"] == "mlp" else spec["hidden"])
+
+
 def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]) -> int:
     """Tokens per sample that component `name` passes on."""
     spec = specs[name]
+    if is_own(name, specs):
+        return tokens_after(name, edges)
     if spec["arch"] == "vit":
         return int((spec["image"] // spec["patch"]) ** 2)
     incoming = [edge for edge in edges if edge["to"] == name]
@@ -130,16 +177,17 @@ def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]
 
 
 def _check_component(name: str, spec: Spec) -> None:
-    arch = spec["arch"]
-    if arch not in _EXECUTED:
+    arch, own = spec["arch"], bool(spec.get("module"))
+    if arch not in _EXECUTED and not own:
         raise ConfigError(
-            f"model.components.{name}.arch: found '{arch}'; dslaunch.runtime executes {listed(_EXECUTED)}. "
-            f"{_SCRIPT}"
+            f"model.components.{name}.arch: found '{arch}'; dslaunch.runtime executes {listed(_EXECUTED)}. Name a "
+            f"factory of your own in model.components.{name}.module, or give a training script: script=PATH."
         )
+    known, one_of = (set(spec) - set(_OWN), _OWN) if own else (_EXECUTED[arch] | _ELSEWHERE, _ONE_OF[arch])
     for key, value in spec.items():
-        if key in _EXECUTED[arch] | _ELSEWHERE:
+        if key in known:
             continue
-        allowed = _ONE_OF[arch].get(key)
+        allowed = one_of.get(key)
         if (allowed and value not in allowed) or (not allowed and value):
             raise ConfigError(
                 f"model.components.{name}.{key}: found {value!r}; dslaunch.runtime executes "

@@ -1,8 +1,9 @@
 """Matrices cut over the ranks of a tensor-parallel group (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 
 A column-parallel layer holds a slice of its outputs, a row-parallel one a slice of its inputs; between them
-nothing is exchanged. A cut parameter carries `tensor_model_parallel`, by which norms count each slice, and
-`tp_dim`, the dimension that is cut.
+nothing is exchanged. A cut parameter carries `tensor_model_parallel`, by which norms count each slice,
+`tp_dim`, the dimension that is cut, and `tp_parts`, how many matrices stand one after another in that dimension,
+each cut by itself (query, key and value in one matrix: 3).
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ class ColumnLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(copy_to_shards(x, self.shard))
+
+
+class FusedColumnLinear(ColumnLinear):
+    """[.., inputs] -> [.., outputs / size]: `parts` matrices in one, of each of which a rank holds its slice."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, parts: int, shard: Shard) -> None:
+        super().__init__(inputs, outputs, bias, shard)
+        mark(self.weight, 0, parts)
+        if bias:
+            mark(self.bias, 0, parts)
 
 
 class RowLinear(nn.Linear):
@@ -189,13 +200,28 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def mark(parameter: Tensor, dim: int) -> None:
-    """Say that `parameter` is cut over the tensor-parallel group along `dim`."""
+def mark(parameter: Tensor, dim: int, parts: int = 1) -> None:
+    """Say that `parameter` is cut over the tensor-parallel group along `dim`, each of `parts` parts by itself."""
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     parameter.tp_dim = dim  # type: ignore[attr-defined]
+    parameter.tp_parts = parts  # type: ignore[attr-defined]
 
 
 def slice_for(whole: Tensor, parameter: nn.Parameter, shard: Shard) -> Tensor:
     """The part of `whole` that `parameter` holds on this rank."""
     dim = getattr(parameter, "tp_dim", None)
-    return whole if dim is None else whole.chunk(shard.size, dim)[shard.rank]
+    if dim is None:
+        return whole
+    slices = [part.chunk(shard.size, dim)[shard.rank] for part in whole.chunk(parts_of(parameter), dim)]
+    return slices[0] if len(slices) == 1 else torch.cat(slices, dim)
+
+
+def parts_of(parameter: Tensor) -> int:
+    """Into how many matrices `parameter` falls before it is cut."""
+    return int(getattr(parameter, "tp_parts", 1))
+
+
+def put_together(slices: list[Tensor], dim: int, parts: int) -> Tensor:
+    """The whole matrix from the slices of all shards, in their order: what `slice_for` has cut."""
+    pieces = [piece.chunk(parts, dim) for piece in slices]
+    return torch.cat([piece[part] for part in range(parts) for piece in pieces], dim)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
 
+LEAVING_S = 60.0
+"""How long a rank that is done waits for the others: they end within one step, or never."""
 _LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -67,3 +72,25 @@ def join_world(world: World, plan: Plan) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // plan.cluster.gpus_per_node))
     dist.init_process_group("gloo", timeout=timeout)
+
+
+def part(world: World) -> None:
+    """Wait, at most `LEAVING_S`, until every rank is done; then the process may end at any moment.
+
+    The store of the process group stands on one rank, and what was sent last may still be on its way. The group
+    itself is not taken down: that joins its threads, can wait for one of them without end, and leaves nothing that
+    the end of the process does not. The store is asked in a thread: a call of its own can outlast its time limit
+    where the rank that holds it hangs.
+    """
+    meeting = threading.Thread(target=_meet, args=(world.size,), daemon=True)
+    meeting.start()
+    meeting.join(LEAVING_S)
+
+
+def _meet(size: int) -> None:
+    store = distributed_c10d._get_default_store()
+    # This rank's work is done: that whoever holds the store is gone, or late, is no fault of it.
+    with contextlib.suppress(dist.DistError):
+        if store.add("dslaunch/done", 1) == size:
+            store.set("dslaunch/all done", "")
+        store.wait(["dslaunch/all done"], timedelta(seconds=LEAVING_S))

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from dslaunch.errors import listed
 from dslaunch.schema.base import Counts, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
 from dslaunch.schema.layer import CrossAttention, Experts, LatentAttention, Lora, Modulation, Window
+
+_OWN_MODULE = ("module", "module_args", "weights")
+
+
+class _Arguments(dict[str, Any]):
+    """What a user's own factory gets; hashed, since the shapes of a component are reckoned once."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
 
 
 class _Component(Part):
@@ -27,6 +43,12 @@ class _Component(Part):
     """Peak learning rate of this component; training.optimizer.lr where it is not given."""
     weight_decay: NonNegativeFloat | None = None
     """Weight decay of this component; training.optimizer.weight_decay where it is not given."""
+    module: str = ""
+    """`package.module:factory` that builds it for dslaunch.runtime; empty: the module of its `arch`."""
+    module_args: Annotated[dict[str, Any], AfterValidator(_Arguments)] = Field(default_factory=_Arguments)
+    """What the factory of `module` gets beside the settings here."""
+    weights: str = ""
+    """Folder of safetensors that it starts from in dslaunch.runtime; empty: random weights. Takes `module`."""
 
     @model_validator(mode="after")
     def _train_says_what(self) -> _Component:
@@ -42,6 +64,24 @@ class _Component(Part):
                 f"train is {self.train} and train_layers is {list(self.train_layers)}: `train: layers` needs "
                 "train_layers or train_ends, such as train_layers: [-2, -1]; adapters may have train_ends"
             )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _own_module_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the three keys of an own module where they are empty: most components have none."""
+        return {key: value for key, value in dump(self).items() if value or key not in _OWN_MODULE}
+
+    @model_validator(mode="after")
+    def _module_is_named(self) -> _Component:
+        package, _, factory = self.module.partition(":")
+        words = [*package.split("."), factory]
+        if self.module and not all(word.isidentifier() for word in words):
+            raise ValueError(
+                f"module is {self.module!r}. Allowed: package.module:factory, such as dslaunch.runtime.hf:decoder"
+            )
+        if (self.module_args or self.weights) and not self.module:
+            given = "module_args" if self.module_args else "weights"
+            raise ValueError(f"{given} is given without module, which reads it. Add module, or leave it out")
         return self
 
 

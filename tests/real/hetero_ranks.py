@@ -81,6 +81,10 @@ class Case:
     decoder: dict[str, Any] = field(default_factory=dict)
     from_layer: int = -1
     """The tower's layer that the projector reads."""
+    model: dict[str, Any] | None = None
+    """Another model than the one above: its configuration, of components with the same names."""
+    data: str = "digits"
+    seq_len: int = TEXT + 4
     second_encoder: Layout | None = None
     """A second tower on the same image, whose features stand beside the first one's channel by channel."""
 
@@ -101,11 +105,17 @@ class Case:
 def training_of(case: Case) -> planfile.TrainingPlan:
     return replace(
         plans.training_plan(case.steps, case.precision, SAMPLES),
-        seq_len=TEXT + 4, clip=case.clip, schedule=case.schedule, eps=1e-4, warmup_steps=1, lr_schedule="linear",
+        seq_len=case.seq_len, clip=case.clip, schedule=case.schedule, eps=1e-4, warmup_steps=1,
+        lr_schedule="linear",
     )  # fmt: skip
 
 
 def model_of(case: Case) -> dict[str, Any]:
+    if case.model:
+        specs = {**case.model["components"]}
+        for name in case.frozen:
+            specs[name] = {**specs[name], "train": "nothing"}
+        return {**case.model, "components": specs}
     tower, projector = {**VISION, **case.vision}, dict(PROJECTOR)
     edges = [{**EDGES[0], "from_layer": case.from_layer}, EDGES[1]]
     specs: dict[str, Any] = {"vision_encoder": tower, "projector": projector, "llm": {**LLM, **case.decoder}}
@@ -120,7 +130,8 @@ def model_of(case: Case) -> dict[str, Any]:
 
 def plan_of(case: Case) -> planfile.Plan:
     training = training_of(case)
-    whole = plans.plan_for("zero1", WORLD, training, model_of(case))
+    files = planfile.FilesPlan(data_path=case.data)
+    whole = plans.plan_for("zero1", WORLD, training, model_of(case), files)
     layers = {"vision_encoder": 4, "llm": 4, "second_encoder": 3}
     components = {}
     for name, at in case.layouts.items():
@@ -175,19 +186,23 @@ def write(case: Case, folder: Path) -> None:
     (folder / "case.json").write_text(json.dumps(beside), encoding="utf-8")
 
 
-def execute(folders: Sequence[Path], logs: Path) -> None:
-    """Run the cases in `folders`; after one that fails, new ranks go on with the next."""
+def execute(folders: Sequence[Path], logs: Path, preload: Sequence[str] = ()) -> None:
+    """Run the cases in `folders`; after one that fails, new ranks go on with the next.
+
+    Args:
+        preload: what they import besides.
+    """
     left = list(folders)
     while left:
-        _set_of_ranks(left, logs)
+        _set_of_ranks(left, logs, preload)
         done = [folder for folder in left if (folder / f"rank{WORLD - 1}.pt").exists()]
         left = left[len(done) + 1 :]
 
 
-def _set_of_ranks(folders: Sequence[Path], logs: Path) -> None:
+def _set_of_ranks(folders: Sequence[Path], logs: Path, preload: Sequence[str]) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, *preload])
     logs.mkdir(exist_ok=True)
     port = free_port()
     names = [str(folder) for folder in folders]
@@ -245,6 +260,7 @@ def _run_case(folder: Path, world: Any) -> None:
     import torch
     import torch.distributed as dist
 
+    from dslaunch.runtime import store
     from dslaunch.runtime.data import open_data
     from dslaunch.runtime.engine_native import NativeEngine
 
@@ -267,10 +283,10 @@ def _run_case(folder: Path, world: Any) -> None:
         rows.append((float(result.loss), result.grad_norm, result.lr))
         if step + 1 == beside["save_at"]:
             (folder / "saved").mkdir(exist_ok=True)
-            engine.save(folder / "saved")
+            store.save(engine, folder / "saved", world)
             dist.barrier()
             engine = Watched(plan, world, data, folder, beside["rounds"])
-            engine.load(folder / "saved")
+            store.restore(engine, store.Source(folder / "saved"), step + 1)
     held = {
         "rows": rows,
         "gradients": gradients,
@@ -294,7 +310,7 @@ def _named(engine: Any) -> Any:
 
 
 def _gradients(engine: Any) -> dict[str, Any]:
-    """By name: (gradient, dimension that is cut or None, shard), of the first replica."""
+    """By name: (gradient, dimension that is cut or None, parts cut apart, shard), of the first replica."""
     from deepspeed.utils import safe_get_full_grad
 
     found = {}
@@ -305,13 +321,17 @@ def _gradients(engine: Any) -> dict[str, Any]:
         gradient = safe_get_full_grad(parameter) if zero else parameter.grad
         if stage.mesh.place.replica == 0:
             gradient = None if gradient is None else gradient.detach().clone().view(parameter.shape)
-            found[name] = (gradient, getattr(parameter, "tp_dim", None), stage.mesh.place.shard)
+            found[name] = (gradient, *_cut(parameter), stage.mesh.place.shard)
     return found
+
+
+def _cut(parameter: Any) -> tuple[int | None, int]:
+    return getattr(parameter, "tp_dim", None), getattr(parameter, "tp_parts", 1)
 
 
 def _parameters(engine: Any) -> dict[str, Any]:
     return {
-        name: (parameter.detach().float().clone(), getattr(parameter, "tp_dim", None), stage.mesh.place.shard)
+        name: (parameter.detach().float().clone(), *_cut(parameter), stage.mesh.place.shard)
         for name, parameter, stage in _named(engine)
         if stage.mesh.place.replica == 0
     }
@@ -339,21 +359,24 @@ def whole(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The tensors that ranks hold parts of: shards put together, and replicas of shards equal."""
     import torch
 
+    from dslaunch.runtime.tensor_parallel import put_together
+
     pieces: dict[str, dict[int, Any]] = {}
-    dims = {}
+    cuts = {}
     for part in parts:
-        for name, (tensor, dim, shard) in part.items():
+        for name, (tensor, dim, cut_apart, shard) in part.items():
             pieces.setdefault(name, {})[shard] = tensor
-            dims[name] = dim
+            cuts[name] = (dim, cut_apart)
     found = {}
     for name, by_shard in pieces.items():
         ordered = [by_shard[shard] for shard in sorted(by_shard)]
-        if dims[name] is None:
+        dim, cut_apart = cuts[name]
+        if dim is None:
             for other in ordered[1:]:
                 torch.testing.assert_close(
                     other, ordered[0], rtol=0, atol=1e-6, msg=f"{name} differs over shards"
                 )
             found[name] = ordered[0]
         else:
-            found[name] = torch.cat(ordered, dims[name])
+            found[name] = put_together(ordered, dim, cut_apart)
     return found

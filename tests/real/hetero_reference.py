@@ -47,7 +47,7 @@ def train_alone(case: Case, dtype: torch.dtype) -> Reference:
     losses, norms, gradients = [], [], []
     for step in range(case.steps):
         batch = data.at(range(step * SAMPLES, (step + 1) * SAMPLES))
-        loss = model(batch.images, batch.tokens, batch.labels)
+        loss = model(batch)
         loss.backward()
         found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip or float("inf"))

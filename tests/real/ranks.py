@@ -5,14 +5,20 @@ The fork server is a process of its own, which has run nothing of torch, so that
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT_S = 120.0
+STACKS_S = 3.0
+"""What a hanging rank has for writing its stacks before it is killed."""
 PRELOAD = [
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -34,30 +40,46 @@ class Outcome:
     statuses: list[int | None]
     """Exit status per rank; None is a rank that had to be killed."""
     output: str
-    """What the ranks printed, rank by rank."""
+    """What the ranks printed, rank by rank; of one that had to be killed, the stack of every thread too."""
 
 
-def run_ranks(plan_json: Path, world_size: int = 2, limit_s: float = LIMIT_S) -> Outcome:
-    """Run dslaunch.runtime on `plan_json` with `world_size` ranks of this host."""
+def run_ranks(
+    plan_json: Path, world_size: int = 2, limit_s: float = LIMIT_S, spoil: Callable[[int], None] | None = None
+) -> Outcome:
+    """Run dslaunch.runtime on `plan_json` with `world_size` ranks of this host.
+
+    Args:
+        spoil: called in each rank with its number before the program: what breaks it.
+    """
     os.environ["DS_ACCELERATOR"] = "cpu"  # read by deepspeed in the fork server, when it is imported there
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     port = free_port()
     logs = [plan_json.parent / f"rank{rank}.txt" for rank in range(world_size)]
     ranks = [
-        context.Process(target=_rank, args=(str(plan_json), rank, world_size, port, str(logs[rank])))
+        context.Process(target=_rank, args=(str(plan_json), rank, world_size, port, str(logs[rank]), spoil))
         for rank in range(world_size)
     ]
     for rank in ranks:
         rank.start()
+    end = time.monotonic() + limit_s
     for rank in ranks:
-        rank.join(limit_s)
-        if rank.exitcode is None:
-            rank.kill()
-    return Outcome([rank.exitcode for rank in ranks], "".join(log.read_text() for log in logs))
+        rank.join(max(0.0, end - time.monotonic()))
+    hanging = [rank for rank in ranks if rank.exitcode is None]
+    for rank in hanging:
+        os.kill(rank.pid or 0, signal.SIGUSR2)
+    if hanging:
+        time.sleep(STACKS_S)
+    for rank in hanging:
+        rank.kill()
+        rank.join()
+    statuses = [None if rank in hanging else rank.exitcode for rank in ranks]
+    return Outcome(statuses, "".join(log.read_text() for log in logs))
 
 
-def _rank(plan_json: str, rank: int, world_size: int, port: int, log: str) -> None:
+def _rank(
+    plan_json: str, rank: int, world_size: int, port: int, log: str, spoil: Callable[[int], None] | None
+) -> None:
     """What one forked process does; it ends in `leave`, as the program does."""
     from dslaunch.runtime.__main__ import leave, main
 
@@ -65,10 +87,13 @@ def _rank(plan_json: str, rank: int, world_size: int, port: int, log: str) -> No
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     sys.stdout = sys.stderr = output
+    faulthandler.register(signal.SIGUSR2, file=output, all_threads=True)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
+    if spoil:
+        spoil(rank)
     leave(main(["--plan", plan_json]))
 
 

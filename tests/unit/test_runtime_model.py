@@ -22,6 +22,7 @@ need("torch")
 import torch  # noqa: E402
 
 from dslaunch.runtime.components import Decoder, ViT, blocks_up_to, build_component  # noqa: E402
+from dslaunch.runtime.data import Batch  # noqa: E402
 from dslaunch.runtime.graph import Graph, build_model, parameter_groups  # noqa: E402
 from dslaunch.runtime.supported import check_model  # noqa: E402
 
@@ -86,7 +87,7 @@ def loss_of(model: Graph, channels: int = 1) -> torch.Tensor:
     draw = torch.Generator().manual_seed(0)
     images = torch.rand(2, channels, 8, 8, generator=draw)
     tokens = torch.randint(0, 64, (2, 12), generator=draw)
-    loss: torch.Tensor = model(images, tokens, tokens)
+    loss: torch.Tensor = model(Batch(images, tokens, tokens))
     return loss
 
 
