@@ -132,10 +132,12 @@ def _check_script(path: Path, typed: str) -> None:
 
 def _check_data(plan: Plan) -> None:
     """The runtime's ranks would stop at their start."""
-    if plan.program.module == "dslaunch.runtime" and plan.files.data_path != "digits":
+    path = plan.files.data_path
+    if plan.program.module == "dslaunch.runtime" and path != "digits" and ":" not in path:
         raise ConfigError(
-            f"data.path: {plan.files.data_path or 'empty'}: dslaunch.runtime reads `digits` (scikit-learn's "
-            "handwritten digits) alone. Add data.path=digits, or train with a program of yours: script=FILE"
+            f"data.path: {path or 'empty'}: dslaunch.runtime reads `digits` (scikit-learn's handwritten digits), "
+            "or what a function of yours gives. Add data.path=digits or data.path=package.module:function, or "
+            "train with a program of yours: script=FILE"
         )
 
 
@@ -145,6 +147,12 @@ def _check_environment(request: LaunchRequest) -> None:
         raise ConfigError(
             f"launcher.pass_env: {', '.join(missing)} is not set in this shell. Export it, or take the "
             "name out of launcher.pass_env"
+        )
+    webhook = request.plan.supervision.webhook
+    if webhook and webhook not in request.environ:
+        raise ConfigError(
+            f"notify.webhook: {webhook} is not set in this shell. Export it with the address, or take "
+            "notify.webhook out"
         )
 
 
@@ -160,7 +168,9 @@ def _check_python(request: LaunchRequest) -> None:
 
 def _check_paths(request: LaunchRequest) -> None:
     files = request.plan.files
+    parts = request.plan.model["components"].items()
     for key, value in (
+        *((f"model.components.{name}.weights", spec.get("weights", "")) for name, spec in parts),
         ("data.path", files.data_path),
         ("data.tokenizer", files.tokenizer),
         ("model.weights", files.weights),

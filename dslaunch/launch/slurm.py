@@ -38,18 +38,29 @@ def prepare(request: LaunchRequest) -> list[Step]:
     submit = Submit(
         argv=("sbatch", "--parsable", "--chdir", run_dir, "--output", log, "--export=ALL", "job.sbatch"),
         cwd=request.run_dir,
-        env=_variables(request),
-        passed=tuple(dict.fromkeys([*passed, *request.plan.launcher.pass_env])),
+        env=_submitted(request),
+        passed=tuple(dict.fromkeys([*passed, *request.plan.launcher.pass_env, *_webhook(request)])),
         fresh=request.attempt == 1,
         continuations=request.plan.launcher.continuations,
     )
     return [submit, Follow(request.run_dir)] if request.wait else [submit]
 
 
+def _webhook(request: LaunchRequest) -> list[str]:
+    """The variable that the job's supervisor sends its messages by."""
+    name = request.plan.supervision.webhook
+    return [name] if name else []
+
+
 def _variables(request: LaunchRequest) -> dict[str, str]:
     """With the Python of this dslaunch, which the job asks its nodes with."""
     ours = {"DSLAUNCH_PREFLIGHT": sys.executable} if request.preflight else {}
     return {**request.variables(local_python=False), **ours}
+
+
+def _submitted(request: LaunchRequest) -> dict[str, str]:
+    """With the same Python to watch over the job; in an allocation of the user's this process does."""
+    return {**_variables(request), "DSLAUNCH_SUPERVISOR": sys.executable}
 
 
 def _in_allocation(request: LaunchRequest) -> Execute:
@@ -63,7 +74,7 @@ def _in_allocation(request: LaunchRequest) -> Execute:
         argv=("bash", "job.sbatch"),
         cwd=request.run_dir,
         # The allocation is the user's own: it is not put back into the queue.
-        env={**_variables(request), "DSLAUNCH_REQUEUE": "0"},
+        env={**_variables(request), "DSLAUNCH_REQUEUE": "0", "DSLAUNCH_SUPERVISOR": ""},
         log=request.logs / "launcher.log",
         unset=tuple(sorted(n for n in request.environ if n.startswith("SLURM") and n not in _JOB_NAMES)),
     )

@@ -7,6 +7,7 @@ load its newest checkpoint, DSLAUNCH_ATTEMPT counts the starts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import socket
 import sys
@@ -22,6 +23,7 @@ from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
 from dslaunch.run.causes import Ending, Evidence, Facts, judge
 from dslaunch.run.interval import measured_interval
 from dslaunch.run.kernel import Kernel
+from dslaunch.run.notify import Notifier, notifier
 from dslaunch.run.policy import Decision, Past, decide, policies
 from dslaunch.run.processes import Process, identify
 from dslaunch.run.ranks import fault
@@ -37,7 +39,7 @@ _QUOTED_RANKS = 8
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class Attempt:
     """How one start ended."""
 
     ended: Ended
@@ -54,21 +56,23 @@ def run_attempts(
     """Run `step` until it succeeds or is given up; returns 0 or 1."""
     number = attempt_of(run_dir)
     hosts = Hosts.of(step, plan)
+    outside = notifier(run_dir, plan, echo)
     past: list[Past] = []
     while True:
         chosen = {**_port(step, free_port), **hosts.variables()}
-        attempt = _run(step, plan, run_dir, number, chosen, echo)
+        begun = functools.partial(_supervising, run_dir)
+        attempt = run_attempt(step, plan, run_dir, number, chosen, outside, begun)
         if attempt.ended.survivors:
             echo(f"still running after SIGKILL: process {listed(attempt.ended.survivors)}")
         if attempt.ending is None:
-            _finish(run_dir, "finished", attempt, "")
+            _finish(run_dir, "finished", attempt, "", outside)
             _tell_interval(run_dir, plan, echo)
             return 0
         past.append(Past(attempt.ending.cause, attempt.furthest))
         decision = decide(plan.supervision, past)
-        _record(run_dir, number, attempt, decision)
+        record(run_dir, number, attempt, decision, outside)
         if decision.action == "stop":
-            return _give_up(run_dir, attempt, attempt.ending, decision, echo)
+            return _give_up(run_dir, attempt, attempt.ending, decision, outside)
         after = hosts.without(attempt.ending) if decision.action == "retry_elsewhere" else hosts
         echo(
             f"attempt {number} ended: {attempt.ending.why}. {decision.why}; "
@@ -83,10 +87,27 @@ def run_attempts(
         number = begin_attempt(run_dir, attempt.ending.cause)
 
 
-def _run(
-    step: Execute, plan: Plan, run_dir: Path, number: int, chosen: Mapping[str, str], echo: Callable[[str], None]
-) -> _Attempt:
-    """One start, to its end."""
+def _supervising(run_dir: Path, process: Process) -> None:
+    """Write down who supervises, and what."""
+    supervisor = identify(os.getpid())
+    update_state(run_dir, status="running", process=process, supervisor=supervisor, host=socket.gethostname())
+
+
+def run_attempt(
+    step: Execute,
+    plan: Plan,
+    run_dir: Path,
+    number: int,
+    chosen: Mapping[str, str],
+    outside: Notifier,
+    begun: Callable[[Process], None],
+) -> Attempt:
+    """One start, to its end.
+
+    Args:
+        chosen: variables of this start alone; the event `started` names them.
+        begun: is told the started process.
+    """
     shell = {name: value for name, value in os.environ.items() if name not in step.unset}
     again = {"DSLAUNCH_RESUME": "1", "DSLAUNCH_ATTEMPT": str(number)} if number > 1 else {}
     log = logs_of(run_dir, number) / step.log.name
@@ -94,18 +115,19 @@ def _run(
     hang: list[Ending] = []
 
     def started(process: Process) -> None:
-        supervisor = identify(os.getpid())
-        host = socket.gethostname()
-        update_state(run_dir, status="running", process=process, supervisor=supervisor, host=host)
+        begun(process)
         append_event(run_dir, "started", argv=step.argv, pid=process.pid, attempt=number, **chosen)
 
     def watch() -> bool:
         for breach in vitals.look():
             append_event(run_dir, "breach", attempt=number, threshold=breach.threshold.name, **breach.figures())
-            echo(breach.describe())
+            outside.echo(breach.describe())
+            outside.tell("breach", breach.describe(), threshold=breach.threshold.name, **breach.figures())
+        outside.write()
         standstill = watchdog.look()
         if standstill:
             hang.append(_hang(run_dir, number, standstill))
+            outside.tell("hang", hang[0].why, attempt=number)
         return bool(standstill)
 
     env = {**shell, **step.env, **chosen, **again}
@@ -114,11 +136,11 @@ def _run(
     reached = furthest(ranks)
     found = fault(run_dir, step.ranks if ended.status == 0 else None)
     if not ended.stopped_by and not hang and found is None and ended.status == 0:
-        return _Attempt(ended, 0, None, reached, log)
+        return Attempt(ended, 0, None, reached, log)
     said = kernel.said({each.process.pid for each in ranks if each.process})
     facts = Facts(ended.status, ended.stopped_by, said, ranks, log.parent, found.why if found else "")
     ending = hang[0] if hang and not ended.stopped_by else judge(facts)
-    return _Attempt(ended, found.exit_status if found else ended.status, ending, reached, log)
+    return Attempt(ended, found.exit_status if found else ended.status, ending, reached, log)
 
 
 def _hang(run_dir: Path, number: int, standstill: Standstill) -> Ending:
@@ -148,28 +170,35 @@ def _tell_interval(run_dir: Path, plan: Plan, echo: Callable[[str], None]) -> No
         echo(f"{found.describe()}; to plan with it: {words}")
 
 
-def _record(run_dir: Path, number: int, attempt: _Attempt, decision: Decision) -> None:
+def record(run_dir: Path, number: int, attempt: Attempt, decision: Decision, outside: Notifier) -> None:
+    """The event of an attempt that did not succeed, and what is done now."""
     assert attempt.ending is not None
     append_event(
         run_dir, "attempt_ended", attempt=number, cause=attempt.ending.cause, rank=attempt.ending.rank,
         host=attempt.ending.host, evidence=[str(each) for each in attempt.ending.evidence],
         exit_status=attempt.exit_status, furthest_step=attempt.furthest, action=decision.action, why=decision.why,
     )  # fmt: skip
+    outside.tell(
+        "attempt_ended", f"attempt {number} ended: {attempt.ending.why}. {decision.why}", attempt=number,
+        cause=attempt.ending.cause, action=decision.action, step=attempt.furthest,
+    )  # fmt: skip
 
 
 def _give_up(
-    run_dir: Path, attempt: _Attempt, ending: Ending, decision: Decision, echo: Callable[[str], None]
+    run_dir: Path, attempt: Attempt, ending: Ending, decision: Decision, outside: Notifier
 ) -> int:
     outcome = "stopped" if ending.cause == "user" else "failed"
-    _finish(run_dir, outcome, attempt, ending.why)
+    _finish(run_dir, outcome, attempt, ending.why, outside)
     tail = "" if ending.cause == "user" else f" {decision.why}. Next: {policies()[ending.cause].next}."
-    echo(f"the job {outcome} ({ending.cause}): {ending.why}.{tail} Its output is in {attempt.log}")
+    outside.echo(f"the job {outcome} ({ending.cause}): {ending.why}.{tail} Its output is in {attempt.log}")
     return 1
 
 
-def _finish(run_dir: Path, outcome: str, attempt: _Attempt, why: str) -> None:
+def _finish(run_dir: Path, outcome: str, attempt: Attempt, why: str, outside: Notifier) -> None:
     update_state(run_dir, status=outcome, exit_status=attempt.exit_status)
     append_event(run_dir, outcome, exit_status=attempt.exit_status, why=why, left_over=attempt.ended.left_over)
+    outside.tell(outcome, f"{outcome}{f': {why}' if why else ''}", step=attempt.furthest)
+    outside.write(up=False, now=True)
 
 
 def _port(step: Execute, free_port: Callable[[], int]) -> dict[str, str]:

@@ -98,6 +98,8 @@ def _supervision(config: RunConfig, engine: Engine) -> SupervisionPlan:
         watchdog_minutes=watchdog.minutes,
         watchdog_start_minutes=start if start is not None else 60.0 if reports_steps else 0.0,
         node_mtbf_hours=config.cluster.mtbf_hours,
+        webhook=config.notify.webhook,
+        prometheus_dir=config.notify.prometheus_dir,
     )
 
 

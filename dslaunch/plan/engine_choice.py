@@ -10,7 +10,7 @@ from dslaunch.engines.modes import only_elsewhere
 from dslaunch.engines.registry import ENGINES
 from dslaunch.engines.torch import only_torch
 from dslaunch.engines.versions import named
-from dslaunch.errors import listed
+from dslaunch.errors import ConfigError, listed
 from dslaunch.plan.grids import one_grid
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
@@ -31,8 +31,17 @@ def engine_faults(config: RunConfig, layouts: Mapping[str, Layout], name: str) -
         *engine.limits(config, layouts),
         *only_elsewhere(config, name),
         *only_torch(config, name),
+        *_own_modules(config, name),
         *([] if engine.per_component else one_grid(config, layouts, name)),
     ]
+
+
+def _own_modules(config: RunConfig, name: str) -> list[str]:
+    """Megatron's programs build the model from their arguments, and would pass over a module of the user's."""
+    if not name.startswith("megatron"):
+        return []
+    own = [part for part, component in config.model.components.items() if component.module]
+    return [f"model.components.{part}.module is built by dslaunch.runtime, not by {name}" for part in own]
 
 
 def candidates(config: RunConfig) -> list[str]:
@@ -97,6 +106,15 @@ def grad_accum(config: RunConfig, engine: Engine, layouts: Mapping[str, Layout])
             f"{listed(sorted(stages))} takes {listed(sorted(allowed))}"
         ]
     return wanted, []
+
+
+def require_version(config: RunConfig) -> None:
+    """Raises ConfigError for an engine.version that no files are rendered for, whatever the layout."""
+    asked = [config.engine.name] if config.engine.name != "auto" else candidates(config)
+    faults = [fault for name in asked for fault in version_faults(config, ENGINES[name])]
+    if asked and len(faults) == len(asked):
+        fix = "Choose one of these, or leave engine.version (or a site's versions) out."
+        raise ConfigError(".\n".join(faults) + f". {fix}")
 
 
 def version_faults(config: RunConfig, engine: Engine) -> list[str]:

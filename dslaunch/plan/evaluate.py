@@ -16,7 +16,9 @@ from dslaunch.model import params as counts
 from dslaunch.plan import memory
 from dslaunch.plan.case import Case, cases
 from dslaunch.plan.decisions import training_plan, what_runs
+from dslaunch.plan.fabric import fabric_variables
 from dslaunch.plan.profile import added, fullest, fullest_node_gib, profile
+from dslaunch.plan.profiling import profile_plan
 from dslaunch.plan.time import StepTime, step_time
 from dslaunch.planfile import (
     Band,
@@ -138,6 +140,8 @@ def to_plan(
         env_names=tuple(sorted(config.env)),
         model=config.model.model_dump(mode="json", by_alias=True),
         accepted=tuple(sorted(accepted)),
+        fabric=fabric_variables(config),
+        profile=profile_plan(config),
         **program,
     )
 

@@ -4,7 +4,7 @@ Two things keep the ledgers' calls few, and neither changes a figure. Stages who
 and the first of them the most memory, as micro-batches in flight do not grow along a pipeline. And a layout takes
 no less memory with a larger micro-batch of several, and least with most recompute: where that does not fit,
 nothing of its family does, and the micro-batches after the first that does not fit are not tried.
-tests/unit/test_search.py holds the ledgers to both.
+tests/real/test_search.py holds the ledgers to both.
 """
 
 from __future__ import annotations

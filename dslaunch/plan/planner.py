@@ -9,7 +9,7 @@ from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.efficiency import SHIPPED, Tables
 from dslaunch.plan import account
 from dslaunch.plan import layouts as layouts_of
-from dslaunch.plan.engine_choice import choose, grad_accum
+from dslaunch.plan.engine_choice import choose, grad_accum, require_version
 from dslaunch.plan.evaluate import Evaluated, evaluate, memory_band, to_plan, to_prediction
 from dslaunch.plan.findings import chosen_freely, findings, fits
 from dslaunch.plan.goals import goal_faults, resized
@@ -33,8 +33,10 @@ def plan(
         accepted: rules that the user waives; recorded in the plan.
 
     Raises:
+        ConfigError: a version of the engine that isn't known.
         PlanError: the layout is illegal (every fault, with its arithmetic), or no engine executes it.
     """
+    require_version(config)
     tables = tables or SHIPPED
     wanted: Wanted = layouts_of.pinned(config)
     standing = _standing_faults(config)

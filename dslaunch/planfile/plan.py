@@ -149,6 +149,19 @@ class ProgramPlan:
 
 
 @dataclass(frozen=True)
+class FabricVariable:
+    """An environment variable that the way between the GPUs calls for."""
+
+    name: str
+    value: str
+    """Where the rank's host has the variable already, that value stays."""
+    fabric: str
+    """The file of conf/fabric that it comes from."""
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
 class LauncherPlan:
     """Who starts the ranks."""
 
@@ -201,6 +214,20 @@ class FilesPlan:
 
 
 @dataclass(frozen=True)
+class ProfilePlan:
+    """A profiler around chosen ranks."""
+
+    kind: str = ""
+    """torch | nsys; empty: none."""
+    ranks: tuple[int, ...] = ()
+    first_step: int = 0
+    """The first optimizer step that is recorded, counted from 1 in each attempt."""
+    steps: int = 0
+    nsys_options: tuple[str, ...] = ()
+    """Options of `nsys profile` that the user gave."""
+
+
+@dataclass(frozen=True)
 class SupervisionPlan:
     """When a run hangs, and what follows when an attempt fails."""
 
@@ -218,6 +245,10 @@ class SupervisionPlan:
     """Minutes until the first step; 0 is no limit."""
     node_mtbf_hours: float = 0.0
     """Mean hours between failures of one node; 0: not known."""
+    webhook: str = ""
+    """Environment variable with the address that is told how the run goes; empty: none."""
+    prometheus_dir: str = ""
+    """Folder of the text file with the run's figures; empty: none is written."""
 
 
 @dataclass(frozen=True)
@@ -239,10 +270,13 @@ class Plan:
     files: FilesPlan
     components: dict[str, ComponentPlan]
     env_names: tuple[str, ...]
-    """Environment variables that the rendered files set."""
+    """Environment variables that the user sets."""
     model: dict[str, Any]
     """The model's configuration as validated: what the program builds from."""
     accepted: tuple[str, ...] = ()
     """Rules that the user waived."""
     supervision: SupervisionPlan = SupervisionPlan()
+    fabric: tuple[FabricVariable, ...] = ()
+    """Variables that the cluster's fabric calls for, by name."""
+    profile: ProfilePlan = ProfilePlan()
     schema: str = PLAN_SCHEMA

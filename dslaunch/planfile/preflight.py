@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PREFLIGHT_SCHEMA = "dslaunch.preflight/1"
 
@@ -47,4 +47,6 @@ class PreflightPlan:
     """Ranks run in a container: its software is not the hosts'."""
     env: dict[str, str]
     """Environment of every rank."""
+    env_defaults: dict[str, str] = field(default_factory=dict)
+    """The same, where a host does not have the variable itself."""
     schema: str = PREFLIGHT_SCHEMA

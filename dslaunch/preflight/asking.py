@@ -27,6 +27,7 @@ def ask(target: Target, limit_s: float) -> tuple[Host, ...]:
         "master": target.hosts[0],
         "port": target.port,
         "env": target.preflight.env,
+        "programs": target.programs,
     }
     answers = run_python(target, program("probe.py", request), limit_s)
     return tuple(host_from(answers[name]) for name in target.hosts)

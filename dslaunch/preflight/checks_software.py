@@ -26,6 +26,16 @@ def needed(host: Host, target: Target) -> Iterator[Hit]:
             yield Hit("host.package", host.name, f"{name} is not installed for {target.python}")
 
 
+def programs(host: Host, target: Target) -> Iterator[Hit]:
+    """What a profiled rank is started under, on the hosts of such ranks."""
+    profiled = {target.hosts[rank // target.plan.cluster.gpus_per_node] for rank in target.plan.profile.ranks}
+    if target.container or host.name not in profiled:
+        return
+    for name, place in host.said.get("software", {}).get("programs", {}).items():
+        if place is None:
+            yield Hit("host.profiler", host.name, f"{name} is not on the PATH; profile.ranks names ranks here")
+
+
 def versions(hosts: Sequence[Host], target: Target) -> Iterator[Hit]:
     """Hosts whose version is another one than most have; where none is, than the master has."""
     asked = [host for host in hosts if "software" in host.said]
@@ -74,5 +84,5 @@ def _first_difference(found: Mapping[str, str], usual: Mapping[str, str]) -> str
     return f"{first} {how}{more}"
 
 
-PER_HOST = (needed,)
+PER_HOST = (needed, programs)
 ACROSS = (versions, code)

@@ -88,7 +88,7 @@ def _hear(pid: int, pipe: int, end: float) -> dict[str, Any]:
 
 
 def _rank(request: Request, node: int, local: int, end: float) -> dict[str, Any]:
-    os.environ.update(request["env"])
+    os.environ.update({**request["env_defaults"], **os.environ, **request["env"]})
     ranks, hosts = request["ranks"], len(request["hosts"])
     if hosts > 1:
         _use_interface(request["address"])

@@ -55,6 +55,7 @@ def measure(hosts: Sequence[Host], target: Target, limit_s: float) -> Measured:
         "rounds": _ROUNDS,
         "deadline_s": max(1.0, limit_s - _SPARE_S),
         "env": part.preflight.env,
+        "env_defaults": part.preflight.env_defaults,
     }
     answers = run_python(part, program("collective.py", request), limit_s)
     said = {name: _ranks(answers[name]) for name in part.hosts}

@@ -128,6 +128,7 @@ def _software(request: Request, host: str) -> dict[str, Any]:
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {**versions, **({"nccl": nccl} if nccl else {}), **({"cuda": cuda} if cuda else {})},
+        "programs": {name: shutil.which(name, path=request["env"].get("PATH")) for name in request["programs"]},
     }
 
 

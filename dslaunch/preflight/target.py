@@ -41,6 +41,11 @@ class Target:
         return self.preflight.container
 
     @property
+    def programs(self) -> tuple[str, ...]:
+        """Programs beside the interpreter that ranks are started with."""
+        return ("nsys",) if self.plan.profile.kind == "nsys" else ()
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The hosts' names, without the users that ssh logs in as."""
         return tuple(host.rpartition("@")[2] for host in self.hosts)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import ComponentPlan, Plan, Prediction, to_json
-from dslaunch.render import huggingface, kubernetes
+from dslaunch.render import huggingface, kubernetes, profile
 from dslaunch.render.accelerate import accelerate_config, accelerate_follows, torch_settings
 from dslaunch.render.context import Context, as_variables, context
 from dslaunch.render.deepspeed import RUNTIME_MODULE, deepspeed_config, trained
@@ -64,6 +64,8 @@ def render(
         if accelerate_follows(plan):
             files["accelerate.yaml"] = _accelerate(templates, ctx, accelerate_config(plan))
         files["torch.json"] = to_json(torch_settings(plan, config))
+    if ctx.profile:
+        files[profile.FILE] = profile.profiled_program()
     if config.engine.huggingface:
         files[huggingface.ARGUMENTS] = to_json(huggingface.arguments(plan, _first_trained(plan)))
     if ctx.hosts:

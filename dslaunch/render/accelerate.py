@@ -96,6 +96,7 @@ def torch_settings(plan: Plan, config: RunConfig) -> dict[str, Any]:
             "micro_batch": component.micro_batch,
             "num_microbatches": component.num_microbatches,
         },
+        "timeout_minutes": plan.launcher.timeout_minutes,
         "clip": plan.training.clip,
         "adamw": {
             "lr": plan.training.lr,

@@ -10,6 +10,7 @@ from dslaunch.errors import ConfigError
 from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
 from dslaunch.render.environment import Variable, carried, passed_names, variables
+from dslaunch.render.profile import ProfileContext, profile_context
 from dslaunch.render.program import MEGATRON_ENGINES, check_program, launch_blocker, program_words
 from dslaunch.render.slurm import SlurmContext, slurm_context
 from dslaunch.schema.config import RunConfig
@@ -79,6 +80,8 @@ class Context:
     slurm: SlurmContext
     preflight: bool
     """job.sbatch asks the nodes how they are before it starts the ranks."""
+    profile: ProfileContext | None
+    """The profiler around chosen ranks; none where nothing is profiled."""
 
 
 def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
@@ -114,6 +117,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         subnet=plan.launcher.subnet,
         slurm=slurm_context(plan, config),
         preflight=config.preflight.enabled,
+        profile=profile_context(plan),
     )
 
 

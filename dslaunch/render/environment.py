@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
+from dslaunch.planfile.plan import FabricVariable
 from dslaunch.render.accelerate import accelerate_environment
 from dslaunch.render.timeouts import whole_minutes
 from dslaunch.schema.config import RunConfig
@@ -35,6 +36,8 @@ class Variable:
     value: str
     reason: str = ""
     """Why dslaunch sets it; empty where the user does."""
+    keeps: bool = False
+    """Where the rank's host has it already, that value stays."""
 
 
 def variables(plan: Plan, config: RunConfig) -> tuple[Variable, ...]:
@@ -49,9 +52,14 @@ def variables(plan: Plan, config: RunConfig) -> tuple[Variable, ...]:
         _check_visible(name, value, plan)
         if "\0" in value:
             raise ConfigError(f"env.{name}: holds a NUL character, which no environment carries. Take it out")
+    fabric = {each.name: _of_fabric(each) for each in plan.fabric}
     needed = {each.name: each for each in _needed(plan, config)}
     given = {name: Variable(name, value) for name, value in config.env.items()}
-    return tuple(sorted((needed | given).values(), key=lambda each: each.name))
+    return tuple(sorted((fabric | needed | given).values(), key=lambda each: each.name))
+
+
+def _of_fabric(variable: FabricVariable) -> Variable:
+    return Variable(variable.name, variable.value, f"{variable.fabric}: {variable.reason}", keeps=True)
 
 
 def passed_names(plan: Plan) -> tuple[str, ...]:
@@ -68,9 +76,10 @@ def passed_names(plan: Plan) -> tuple[str, ...]:
 def carried(all_variables: tuple[Variable, ...]) -> tuple[Variable, ...]:
     """Those that DeepSpeed's runner can carry to other hosts unchanged, for the interpreter's own start there.
 
-    env.sh sets every variable again on each rank, so the others are missing only until then.
+    env.sh sets every variable again on each rank, so the others are missing only until then. Those that a host may
+    have already are not carried, for they would hide the host's.
     """
-    return tuple(each for each in all_variables if _CARRIED.fullmatch(each.value))
+    return tuple(each for each in all_variables if _CARRIED.fullmatch(each.value) and not each.keeps)
 
 
 def _check_name(key: str, name: str) -> None:

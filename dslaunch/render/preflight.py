@@ -15,7 +15,7 @@ _MASTER_BYTES = 4
 def preflight_plan(plan: Plan, config: RunConfig) -> PreflightPlan:
     cluster, settings = config.cluster, config.preflight
     network = cluster.network if plan.cluster.nodes > 1 else None
-    every = plan.files.checkpoint_every
+    every, environment = plan.files.checkpoint_every, variables(plan, config)
     return PreflightPlan(
         enabled=settings.enabled,
         max_seconds=settings.max_seconds,
@@ -35,7 +35,8 @@ def preflight_plan(plan: Plan, config: RunConfig) -> PreflightPlan:
         checkpoint_bytes=checkpoint_bytes(plan),
         checkpoints=max(1, plan.training.steps // every) if every else 1,
         container=config.launcher.container.kind != "none",
-        env={each.name: each.value for each in variables(plan, config)},
+        env={each.name: each.value for each in environment if not each.keeps},
+        env_defaults={each.name: each.value for each in environment if each.keeps},
     )
 
 

@@ -46,6 +46,8 @@ class SlurmContext:
     container: bool
     requeue: int
     """Times that the job may be put back into the queue."""
+    spare_nodes: int
+    """Nodes that wait to take the place of one that fails."""
 
 
 def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
@@ -68,6 +70,7 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
         setup=slurm.setup,
         container=container.kind != "none",
         requeue=slurm.requeue,
+        spare_nodes=slurm.spare_nodes,
     )
 
 
@@ -101,7 +104,7 @@ def _directives(plan: Plan, config: RunConfig) -> list[str]:
     found = [
         f"--job-name={plan.name}",
         "--output=slurm-%j.out",
-        f"--nodes={cluster.nodes}",
+        f"--nodes={cluster.nodes + slurm.spare_nodes}",
         f"--ntasks-per-node={cluster.gpus_per_node}",
         f"--cpus-per-task={_cpus(plan, config)}",
         # A job that SLURM starts again writes on in its log; without a number of times it is not started again.
@@ -112,6 +115,8 @@ def _directives(plan: Plan, config: RunConfig) -> list[str]:
         found.append(f"--gres=gpu:{cluster.gpus_per_node}")
     if slurm.exclusive:
         found.append("--exclusive")
+    if slurm.spare_nodes:
+        found.append("--no-kill")  # the job outlives a node that fails
     values = {name: getattr(slurm, name) for name in _SETTINGS}
     found += [f"--{name}={_directive_value(name, value)}" for name, value in values.items() if value]
     if slurm.time and slurm.signal_before_s:

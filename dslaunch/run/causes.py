@@ -132,10 +132,15 @@ def _exit_evidence(first: RankRecord | None, facts: Facts) -> tuple[Evidence, ..
         return (Evidence("the launcher", f"exits {launcher_status}{_signal_name(launcher_status)}"),)
     where = first.host or "ranks"
     if first.status is None:
-        return (Evidence(where, f"rank {first.rank} was killed before it could record its exit status"),)
+        line = f"rank {first.rank} was killed before it could record its exit status{_while(first)}"
+        return (Evidence(where, line),)
     if first.status == _TERMINATED and launcher_status > _SIGNAL:
         return (Evidence("the launcher", f"exits {launcher_status}{_signal_name(launcher_status)}"),)
-    return (Evidence(where, f"rank {first.rank} exits {first.status}{_signal_name(first.status)}"),)
+    return (Evidence(where, f"rank {first.rank} exits {first.status}{_signal_name(first.status)}{_while(first)}"),)
+
+
+def _while(rank: RankRecord) -> str:
+    return f" while {rank.phase}" if rank.phase else ""
 
 
 def _signal_name(status: int) -> str:

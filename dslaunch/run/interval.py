@@ -20,9 +20,10 @@ def measured_interval(run_dir: Path, plan: Plan) -> CheckpointInterval | None:
 
 
 def _median(path: Path, figure: str) -> float | None:
-    """Of the file's whole lines."""
+    """Of the file's whole lines that have it: a program of the user's may write others."""
     if not path.exists():
         return None
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    values = [float(json.loads(line)[figure]) for line in lines]
+    rows = [json.loads(line) for line in lines]
+    values = [float(row[figure]) for row in rows if row.get(figure) is not None]
     return statistics.median(values) if values else None

@@ -1,7 +1,8 @@
-"""What each rank left in the run folder: RUN/ranks/RANK.pid, RANK.step, RANK.exit and RANK.stacks.
+"""What each rank left in the run folder: RUN/ranks/RANK.pid, RANK.step, RANK.phase, RANK.exit and RANK.stacks.
 
 rank.sh writes `pid` (its program's process and host, as JSON) and `exit` (`running`, then the exit status);
-dslaunch.progress, in the program, writes `step` (the last completed step) and `stacks` (at SIGUSR1).
+dslaunch.progress, in the program, writes `step` (the last completed step), `phase` (what it is about
+to do) and `stacks` (at SIGUSR1).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class RankRecord:
     stepped_at: float | None = None
     steps_per_s: float | None = None
     """Mean over this attempt; None before its second step."""
+    phase: str = ""
+    """What it was about to do, such as `saving step 20`; empty where the program tells none."""
 
 
 def read_ranks(folder: Path) -> list[RankRecord]:
@@ -78,6 +81,7 @@ def _rank(path: Path) -> RankRecord:
         int(status) if status.isdigit() else None,
         path.stat().st_mtime_ns,
         *_progress(path.with_suffix(".step")),
+        _text(path.with_suffix(".phase")).rstrip("\0"),
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dslaunch.errors import LaunchError
 
 _COMMAND_LIMIT_S = 60.0
+_STEP_LIMIT_S = 20.0
+_POLL_S = 0.5
 _FIELD = re.compile(r"\b(JobState|Reason|ExitCode)=(\S+)")
 _ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
@@ -58,6 +61,22 @@ def ask(job: str) -> JobState:
         )
     state, exit_code = row.splitlines()[0].split("|")
     return JobState(state.split()[0], "", _exit_status(exit_code))
+
+
+def end_steps(job: str) -> bool:
+    """SIGKILL to each step of a running job but the batch script's own; whether SLURM sees the end of all.
+
+    A rank that is stopped outlives srun, which is ended before the rank is. Of a step on a node that is down SLURM
+    never hears.
+    """
+    deadline = time.monotonic() + _STEP_LIMIT_S
+    listing = ("squeue", "--noheader", "--steps", "--format=%i", "--jobs", job)
+    while steps := re.findall(r"^\d+\.\d+$", _answer(*listing).stdout, re.MULTILINE):
+        if time.monotonic() > deadline:
+            return False
+        _answer("scancel", "--signal=KILL", *steps)
+        time.sleep(_POLL_S)
+    return True
 
 
 def _answer(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -33,7 +33,7 @@ class Gpu(Part):
 class Link(Part):
     """A way from a GPU to its peers."""
 
-    kind: Literal["nvlink", "xgmi", "pcie", "infiniband", "roce", "ethernet", "memory"]
+    kind: Literal["nvlink", "xgmi", "pcie", "infiniband", "roce", "efa", "ethernet", "memory"]
     gb_per_s: PositiveFloat
     """One way, per GPU, all its peers together, GB/s."""
     peer_gb_per_s: PositiveFloat | None = None
@@ -101,6 +101,9 @@ class Cluster(Part):
     """Between the GPUs of a node."""
     network: Link | None = Field(default=None)
     """Between nodes; without one only a single node can be used."""
+    fabric: str = "auto"
+    """Whose variables the ranks get: a file of conf/fabric, such as efa; auto: by network.kind; none. A rack whose
+    NVLink joins nodes gets those of mnnvl beside. What env sets, or a host's own environment, wins."""
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> Cluster:

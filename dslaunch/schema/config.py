@@ -8,11 +8,13 @@ from pydantic import Field
 
 from dslaunch.schema.base import Name, Part, Positive, Texts
 from dslaunch.schema.cluster import Cluster
+from dslaunch.schema.fabric import Fabric
 from dslaunch.schema.launch import Checkpoint, Data, Engine, Goal, Launcher, Run
 from dslaunch.schema.model import Model
 from dslaunch.schema.preflight import Preflight
+from dslaunch.schema.profile import Profile
 from dslaunch.schema.strategy import ComponentStrategy, Strategy
-from dslaunch.schema.supervision import Restart, Watchdog
+from dslaunch.schema.supervision import Notify, Restart, Watchdog
 from dslaunch.schema.training import Training
 
 Layout = dict[Name, ComponentStrategy]
@@ -29,6 +31,8 @@ class RunConfig(Part):
     """One line for the list of recipes."""
     model: Model
     cluster: Cluster
+    fabrics: dict[Name, Fabric] = {}
+    """What each fabric calls for; read from conf/fabric, the site's files first."""
     training: Training
     strategy: Strategy
     layouts: dict[Positive, Layout] = {}
@@ -41,7 +45,9 @@ class RunConfig(Part):
     run: Run = Run()
     restart: Restart = Restart()
     watchdog: Watchdog = Watchdog()
+    notify: Notify = Notify()
     preflight: Preflight = Preflight()
+    profile: Profile = Profile()
     script: str = ""
     """The training script, run on every rank; what follows -- on the command line are its arguments."""
     module: str = ""

@@ -95,6 +95,8 @@ class Slurm(Part):
     requeue: NonNegative = 0
     """Times that the job is put back into the queue, in the same run folder, to go on from its newest checkpoint:
     after a failure, a preemption, a lost node, or the signal before the time limit. 0: it is not."""
+    spare_nodes: NonNegative = 0
+    """Nodes that the job gets beside the plan's; they wait to take the place, and the ranks, of one that fails."""
     continuations: NonNegative = 0
     """Jobs queued behind the first at once, each of which starts where the one before it failed or ran out of
     time, and goes on from the newest checkpoint."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Texts
 
@@ -38,3 +40,14 @@ class Watchdog(Part):
     start_minutes: NonNegativeFloat | None = None
     """Minutes until the first step; 0: no limit. Not given: 60 for dslaunch.runtime, no limit for programs of
     yours, which need not report steps."""
+
+
+class Notify(Part):
+    """What the supervisor tells outside of the run folder."""
+
+    webhook: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
+    """Name of the environment variable that holds an address, such as a chat service's; it gets a POST with JSON
+    where an attempt ends, the run hangs, a threshold is breached, and the run ends. The address stands nowhere."""
+    prometheus_dir: str = ""
+    """Folder for a text file with step, ranks and training figures, such as that of node_exporter's textfile
+    collector; absolute, or from where the run was launched."""

@@ -53,7 +53,10 @@ CASES = {
         "strategy.llm.recompute=none", "strategy.llm.offload=none", "strategy.llm.vpp=1", "strategy.llm.cp=1",
         "strategy.llm.micro_batch=1",
     ],
-    "llama3_8b_hsdp": ["recipe=llama3_8b", "cluster=64xH100", "strategy=hsdp", "script=train.py"],
+    "llama3_8b_hsdp": [
+        "recipe=llama3_8b", "cluster=64xH100", "strategy=hsdp", "script=train.py", "profile=nsys",
+        "profile.ranks=[0,8]",
+    ],
 }  # fmt: skip
 """Folder of golden files -> words of the command line."""
 

@@ -34,8 +34,9 @@ class Fault:
     cause: str
     """As causes.yaml names it; empty: nothing is left to judge it."""
     outcome: str
-    """restarted: it goes on by itself. stopped: it ends, and `dslaunch resume` goes on. ended: that is all."""
-    launchers: tuple[str, ...] = ("local", "torchrun", "ssh")
+    """restarted: it goes on by itself. stopped: it ends, and `dslaunch resume` goes on. ended: that is all.
+    unharmed: it does not notice."""
+    launchers: tuple[str, ...] = ("local", "torchrun", "ssh", "slurm")
     rank: int | None = None
     """Where it must strike; None: any."""
 
@@ -55,6 +56,12 @@ FAULTS = (
     Fault("configuration wrong", "configuration", "ended"),
     Fault("wrong Python", "wrong_program", "ended"),
     Fault("wrong world size", "configuration", "ended", launchers=("local", "torchrun")),
+)
+SLURM_FAULTS = (
+    Fault("node drained", "", "unharmed", launchers=("slurm",)),
+    Fault("job preempted", "preempted", "restarted", launchers=("slurm",)),
+    Fault("slurmd killed", "host_lost", "restarted", launchers=("slurm",), rank=1),
+    Fault("time limit", "preempted", "restarted", launchers=("slurm",)),
 )
 HOST_LOST = Fault("host cut off the network", "host_lost", "restarted", launchers=("ssh",), rank=1)
 """Struck by its own test, which needs a spare host."""

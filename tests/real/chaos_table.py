@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from dslaunch.run.policy import policies
-from tests.real.chaos import FAULTS, HOST_LOST, Fault
+from tests.real.chaos import FAULTS, HOST_LOST, SLURM_FAULTS, Fault
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
-LAUNCHERS = ("local", "torchrun", "ssh")
+LAUNCHERS = ("local", "torchrun", "ssh", "slurm")
 _WORDS = {
     "restarted": "goes on by itself",
     "stopped": "stops; `dslaunch resume` goes on",
     "ended": "stops",
+    "unharmed": "goes on unharmed",
 }
+_UNJUDGED = {"supervisor killed": "(its guard ends the job)"}
 _found: dict[tuple[str, str], tuple[int, float]] = {}
 """By fault and launcher: runs that ended as they should, and the longest of them in seconds."""
 
@@ -34,17 +36,18 @@ def write_table() -> None:
 
 def _cells(text: str) -> dict[tuple[str, str], str]:
     """By fault and launcher, of a table that was written before."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+    named = rows[0][3:]
     return {
-        (row[0], launcher): cell for row in rows[2:] for launcher, cell in zip(LAUNCHERS, row[-3:], strict=False)
+        (row[0], launcher): cell for row in rows[2:] for launcher, cell in zip(named, row[3:], strict=True)
     }
 
 
 def _table(known: dict[tuple[str, str], str]) -> str:
     """One row a fault, one column a launcher."""
     rows = [f"| fault | cause | then | {' | '.join(LAUNCHERS)} |", f"|---|---|---|{'---|' * len(LAUNCHERS)}"]
-    for fault in (*FAULTS, HOST_LOST):
-        cause = f"`{fault.cause}`" if fault.cause in policies() else "(its guard ends the job)"
+    for fault in (*FAULTS, HOST_LOST, *SLURM_FAULTS):
+        cause = f"`{fault.cause}`" if fault.cause in policies() else _UNJUDGED.get(fault.name, "(SLURM's own)")
         cells = [_cell(fault, launcher) or known.get((fault.name, launcher), "not run") for launcher in LAUNCHERS]
         rows.append(f"| {fault.name} | {cause} | {_WORDS[fault.outcome]} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"

@@ -23,6 +23,8 @@ from typing import Any
 
 EVERY = 2
 PACE_S = 0.1
+HELD_S = {"node drained": 3, "job preempted": 90, "slurmd killed": 180, "time limit": 300}
+"""How long the rank stays at the step at which the fault is done to the job."""
 _SMALL_DISK = 2**24
 _PAD = "x" * 100_000
 """Makes a checkpoint large enough to fill a small disk."""
@@ -118,7 +120,8 @@ def _port() -> int:
 
 
 def strike(fault: str, checkpoints: Path) -> None:
-    """Let the fault happen to this process."""
+    """Let the fault happen to this process, or wait for what is done from outside."""
+    time.sleep(HELD_S.get(fault, 0))
     if fault == "rank killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "rank frozen":

@@ -126,13 +126,16 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_job_that_fails_is_requeued_and_goes_on_from_its_checkpoint(shell: Shell) -> None:
-    shell.launch({"1": 7}, "launcher.slurm.requeue=1")
+    shell.launch({"1": 7}, "launcher.slurm.requeue=1", steps=16)
     told = shell.wait_for("finished", "failed", "stopped")
-    assert (told["state"], told["attempt"], told["step"]) == ("finished", 2, 8)
+    assert (told["state"], told["attempt"], told["step"]) == ("finished", 2, 16)
     run = shell.run
     assert _kinds(run) == [
-        "prepared", "submitted", "job_started", "job_ended", "job_requeued", "job_started", "job_ended",
+        "prepared", "submitted", "job_started", "started", "attempt_ended", "job_ended", "job_requeued",
+        "job_started", "started", "job_ended",
     ]  # fmt: skip
+    (ended,) = (event["details"] for event in read_events(run) if event["kind"] == "attempt_ended")
+    assert (ended["cause"], ended["rank"]) == ("program", 5)
     assert _start_of(run, 1) == 0
     assert _start_of(run, 2) >= 2
     shown = shell("logs", run.name, "--first-error", "--attempt", "1")
@@ -184,7 +187,8 @@ def test_a_job_that_others_requeue_too_often_gives_up(shell: Shell, slurm: Slurm
     shell.launch({}, "launcher.slurm.requeue=1", steps=1000)
     job = read_state(shell.run).slurm_job
     for started in (1, 2):
-        _until(lambda count=started: _kinds(shell.run).count("job_started") == count)  # type: ignore[misc]
+        _until(lambda count=started: _kinds(shell.run).count("started") == count)  # type: ignore[misc]
+        _until(lambda: any((shell.run / "ranks").glob("*.pid")))
         slurm.run("scontrol", "requeue", job)
     told = shell.wait_for("failed", "finished", "stopped")
     assert (told["state"], told["attempt"]) == ("failed", 2)

@@ -126,7 +126,7 @@ def test_each_of_64_ranks_is_right(home: Path, start: Start) -> None:
     assert (state.launcher, state.status, state.exit_status) == ("slurm", "finished", 0)
     assert {probe["SLURM_JOB_ID"] for probe in probes} == {state.slurm_job}
     kinds = [event["kind"] for event in read_events(run)]
-    assert kinds == ["prepared", "submitted", "job_started", "job_ended", "finished"]
+    assert kinds == ["prepared", "submitted", "job_started", "started", "job_ended", "finished"]
 
 
 def test_a_submission_returns_at_once(home: Path, start: Start, slurm: SlurmCluster) -> None:

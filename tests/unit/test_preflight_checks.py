@@ -16,6 +16,7 @@ import pytest
 from dslaunch.flow import Request, configured
 from dslaunch.hardware.efficiency import SHIPPED
 from dslaunch.planfile import PreflightPlan
+from dslaunch.planfile.plan import ProfilePlan
 from dslaunch.preflight import Report, Target
 from dslaunch.preflight.catalogue import checks
 from dslaunch.preflight.facts import Host, host_from
@@ -36,8 +37,8 @@ Said = dict[str, Any]
 Change = Callable[[Said], object]
 
 
-def _target(**changes: Any) -> Target:
-    plan = make_plan(4, 2, local=False)
+def _target(profiled: tuple[int, ...] = (), **changes: Any) -> Target:
+    plan = dataclasses.replace(make_plan(4, 2, local=False), profile=ProfilePlan("nsys", profiled, 5, 3))
     plan = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, accelerator="cuda"))
     wanted = PreflightPlan(
         enabled=True, max_seconds=180.0, host_seconds=30.0, collective=True, bandwidth_fraction=0.5,
@@ -134,6 +135,7 @@ CASES: dict[str, Change] = {
     "host.out_of_memory": _kernel("[999900.0] Out of memory: Killed process 1 (python3) total-vm:1kB"),
     "host.disk_fault": _kernel("[999900.0] I/O error, dev nvme0n1, sector 1"),
     "host.package": lambda said: said["software"]["versions"].pop("deepspeed"),
+    "host.profiler": _set("software", "programs", value={"nsys": None}),
     "gpu.missing": _replace("gpus", "smi", old="\n1, GPU-1, NVIDIA A100-SXM4-80GB, 81920, 535.154.05, 0", new=""),
     "gpu.lost": _set("gpus", "smi", value=_run("Unable to determine the device handle for GPU 0000:02:00.0", 15)),
     "gpu.type": _replace("gpus", "smi", old="A100-SXM4-80GB, 81920", new="A100-SXM4-40GB, 40960"),
@@ -169,7 +171,7 @@ CASES: dict[str, Change] = {
 def test_one_host_that_is_not_as_the_others(check: str) -> None:
     hosts = {name: _good() for name in NAMES}
     CASES[check](hosts["n2"])
-    found = judge([_host(name, said) for name, said in hosts.items()], _target())
+    found = judge([_host(name, said) for name, said in hosts.items()], _target(profiled=(3,)))
     assert {(hit.check, hit.host) for hit in found if hit.check == check} == {(check, "n2")}
     beside = {"host.package": {"version.deepspeed"}, "gpu.lost": {"version.driver"}}
     assert {hit.check for hit in found} - {check} <= beside.get(check, set())

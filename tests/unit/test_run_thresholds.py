@@ -105,11 +105,6 @@ def test_more_nodes_save_more_often() -> None:
     assert interval(30.0, 6334.0, 2048, step_s=1e6).steps == 1
 
 
-@pytest.fixture
-def dslaunch(capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(capsys)
-
-
 def test_the_plan_says_how_often_and_takes_it_over(dslaunch: CommandLine) -> None:
     words = "recipe=llama3_8b cluster=64xH100 checkpoint.save_seconds=20"
     plan = dslaunch(f"plan {words} checkpoint.every=auto --json").json

@@ -10,8 +10,7 @@ import pytest
 
 from dslaunch.run.processes import Process
 from dslaunch.run.state import State, write_state
-from tests.command import CommandLine
-from tests.unit.test_json_outputs import valid
+from tests.command import CommandLine, valid
 
 
 @pytest.fixture
@@ -89,12 +88,23 @@ def test_compare_puts_figures_and_different_keys_side_by_side(shelf: Path, dslau
     words = ["compare", str(shelf / "first"), str(shelf / "second")]
     rows = {line.split("  ")[0]: line.split() for line in dslaunch(*words).out.splitlines()}
     assert rows["state"][1:] == ["failed", "finished"]
-    assert rows["components.llm.micro_batch"][2] == "2"
+    assert rows["layout of llm"].count("x") == 4, "its batch, a run"
+    assert "components.llm.micro_batch" not in rows, "which the layout says"
     assert "training.lr" not in rows
     found = dslaunch(*words, "--json").json
     assert found["schema"] == "dslaunch.compare/1"
     assert found["differences"]["components.llm.micro_batch"][1] == 2
     assert not any(key.endswith(".stages") for key in found["differences"])
+
+
+def test_compare_folds_each_cell_inside_its_column(
+    shelf: Path, dslaunch: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = dslaunch("compare", str(shelf / "first"), str(shelf / "second")).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    second = lines[0].index("second")
+    assert all(line[second - 1 : second] in ("", " ") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ export LOCAL_WORLD_SIZE=8 LOCAL_SIZE=8
 [[ ${WORLD_SIZE:-unset} == 64 && -n ${RANK:-} ]] ||
   fail "WORLD_SIZE is ${WORLD_SIZE:-unset}, the plan has 64 ranks on 8 node(s) of 8. Start it with launch.sh or job.sbatch, on that many"
 
+HOSTNAME="$(</proc/sys/kernel/hostname)" # srun hands on that of the job's first node
 here="$(dirname -- "${BASH_SOURCE[0]}")"
 DSLAUNCH_RUN_DIR="$(cd -- "${DSLAUNCH_RUN_DIR:-$here}" >/dev/null && pwd)"
 export DSLAUNCH_RUN_DIR
@@ -41,6 +42,18 @@ if ((DSLAUNCH_ATTEMPT > 1)); then
   export DSLAUNCH_RESUME=1
   logs+="/attempt-$DSLAUNCH_ATTEMPT"
 fi
+around=() within=()
+case "$RANK" in
+  0 | 8)
+    profiles="$DSLAUNCH_RUN_DIR/profiles"
+    ((DSLAUNCH_ATTEMPT == 1)) || profiles+="/attempt-$DSLAUNCH_ATTEMPT"
+    mkdir -p "$profiles"
+    within=("$DSLAUNCH_RUN_DIR/profiled.py" nsys torch 5 3 "$profiles/rank-$RANK" --)
+    command -v nsys >/dev/null ||
+      fail "profile=nsys: there is no nsys on the PATH of $HOSTNAME. Load or install NVIDIA Nsight Systems there, or use profile=torch"
+    around=(nsys profile --output "$profiles/rank-$RANK" --capture-range=cudaProfilerApi --capture-range-end=stop --force-overwrite=true '--trace=cuda,nvtx,osrt' --sample=none --cpuctxsw=none)
+    ;;
+esac
 mkdir -p "$DSLAUNCH_RUN_DIR/ranks" "$logs"
 record="$DSLAUNCH_RUN_DIR/ranks/$RANK.exit"
 echo running >"$record"
@@ -55,7 +68,7 @@ trap : INT TERM
   read -ra stat <"/proc/$BASHPID/stat"
   printf '{"host": "%s", "pid": %d, "pgid": %d, "start_time": %d}\n' "$HOSTNAME" "$BASHPID" "${stat[4]}" "${stat[21]}" \
     >"$DSLAUNCH_RUN_DIR/ranks/$RANK.pid"
-  exec "$DSLAUNCH_PYTHON" -u train.py
+  exec "${around[@]}" "$DSLAUNCH_PYTHON" -u "${within[@]}" train.py
 ) || status=$?
 echo "$status" >"$record"
 exec >&- 2>&-

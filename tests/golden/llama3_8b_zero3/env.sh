@@ -3,6 +3,8 @@
 # launcher.timeout_minutes: limit of a collective
 export DEEPSPEED_TIMEOUT=30
 export NCCL_IB_HCA=mlx5_0,mlx5_1
+# infiniband: rides out a rerouted link; 7 tries of 17 s take 2 minutes, NCCL's own 20 gives up after 30 s
+export NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT-22}"
 export NOTE='it'"'"'s $5; a "quote"'
 # the node's cores, shared out among its ranks
 export OMP_NUM_THREADS=16

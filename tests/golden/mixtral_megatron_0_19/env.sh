@@ -2,5 +2,7 @@
 # shellcheck disable=SC2016 # values are meant literally
 # Megatron stops without it where tp or cp is above 1, before Blackwell
 export CUDA_DEVICE_MAX_CONNECTIONS=1
+# infiniband: rides out a rerouted link; 7 tries of 17 s take 2 minutes, NCCL's own 20 gives up after 30 s
+export NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT-22}"
 # the node's cores, shared out among its ranks
 export OMP_NUM_THREADS=14

@@ -23,6 +23,7 @@ export LOCAL_WORLD_SIZE=8 LOCAL_SIZE=8
 [[ ${WORLD_SIZE:-unset} == 64 && -n ${RANK:-} ]] ||
   fail "WORLD_SIZE is ${WORLD_SIZE:-unset}, the plan has 64 ranks on 8 node(s) of 8. Start it with launch.sh or job.sbatch, on that many"
 
+HOSTNAME="$(</proc/sys/kernel/hostname)" # srun hands on that of the job's first node
 here="$(dirname -- "${BASH_SOURCE[0]}")"
 DSLAUNCH_RUN_DIR="$(cd -- "${DSLAUNCH_RUN_DIR:-$here}" >/dev/null && pwd)"
 export DSLAUNCH_RUN_DIR

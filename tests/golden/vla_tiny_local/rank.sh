@@ -23,6 +23,7 @@ export LOCAL_WORLD_SIZE=2 LOCAL_SIZE=2
 [[ ${WORLD_SIZE:-unset} == 2 && -n ${RANK:-} ]] ||
   fail "WORLD_SIZE is ${WORLD_SIZE:-unset}, the plan has 2 ranks on 1 node(s) of 2. Start it with launch.sh or job.sbatch, on that many"
 
+HOSTNAME="$(</proc/sys/kernel/hostname)" # srun hands on that of the job's first node
 here="$(dirname -- "${BASH_SOURCE[0]}")"
 DSLAUNCH_RUN_DIR="$(cd -- "${DSLAUNCH_RUN_DIR:-$here}" >/dev/null && pwd)"
 export DSLAUNCH_RUN_DIR

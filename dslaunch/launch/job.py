@@ -1,0 +1,186 @@
+"""Supervision inside a SLURM job: `python -m dslaunch.launch.job SRUN WORDS`, run by job.sbatch on the first node.
+
+It starts the srun step, watches over it as a launch from a terminal is watched over, and starts it again within
+the allocation as the cause's policy says: without a node that failed, where launcher.slurm.spare_nodes has one
+waiting. What SLURM or job.sbatch has to do then stands in RUN/job.verdict: finished | failed | refused, and the
+exit status. While the submitting command may still be writing state.json, nothing here writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dslaunch.errors import LaunchError
+from dslaunch.launch.steps import Execute
+from dslaunch.launch.supervised import Attempt, record, run_attempt
+from dslaunch.planfile import Plan, plan_from_json
+from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
+from dslaunch.run.causes import Ending, Evidence
+from dslaunch.run.folder import write_file
+from dslaunch.run.notify import Notifier, notifier
+from dslaunch.run.policy import Decision, Past, decide, policies
+from dslaunch.run.slurm_jobs import ask, end_steps
+from dslaunch.run.state import append_event, read_events
+from dslaunch.run.supervise import pause
+
+VERDICT = "job.verdict"
+LOG = "srun.log"
+"""What the step says, by attempt; the job's own output has it too."""
+_NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
+"""src/srun/libsrun/launch.c 22.05; the ranks of other nodes only say that they lost their peers."""
+_PORTS, _FIRST_PORT, _STRIDE = 12000, 20000, 101
+"""20000 to 31999, as job.sbatch has it; a restart takes another one, for the first may be taken."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The allocation's nodes in SLURM's order, and those that are left out."""
+
+    all: tuple[str, ...]
+    wanted: int
+    bad: tuple[str, ...] = ()
+    overlapping: bool = False
+    """A step that SLURM cannot see the end of still counts as using its nodes."""
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The nodes of the next start, in rank order."""
+        return tuple(name for name in self.all if name not in self.bad)[: self.wanted]
+
+    def without(self, ending: Ending, per_node: int) -> Nodes:
+        """The same without the node where `ending` began, where a spare one waits and that one is known."""
+        name = self._node(ending, per_node)
+        after = replace(self, bad=(*self.bad, name)) if name else self
+        return after if len(after.chosen) == self.wanted else self
+
+    def _node(self, ending: Ending, per_node: int) -> str:
+        if ending.rank is not None:
+            return self.chosen[ending.rank // per_node]
+        return ending.host if ending.host in self.chosen else ""
+
+
+def supervise_job(argv: Sequence[str], job: str, run_dir: Path) -> int:
+    """Run srun until it succeeds or is given up; returns the exit status of the rank that failed first."""
+    where = run_dir / "plan.json"
+    plan = plan_from_json(where.read_text(encoding="utf-8"), str(where))
+    outside = notifier(run_dir, plan, _say)
+    nodes = Nodes(tuple(os.environ["DSLAUNCH_NODES"].split()), plan.cluster.nodes)
+    past = _earlier(run_dir)
+    while True:
+        number = attempt_of(run_dir)
+        chosen = {"DSLAUNCH_ATTEMPT": str(number), **_rendezvous(plan, nodes, int(job), number)}
+        step = _step(argv, run_dir, number, nodes)
+        attempt = run_attempt(step, plan, run_dir, number, chosen, outside, lambda _: None)
+        if attempt.ending is None:
+            return _verdict(run_dir, "finished", attempt, outside)
+        ending = _by_slurm(attempt, attempt.ending, job)
+        attempt = replace(attempt, ending=ending)
+        past.append(Past(ending.cause, attempt.furthest))
+        decision = _within_job(decide(plan.supervision, past))
+        record(run_dir, number, attempt, decision, outside)
+        if decision.action not in ("retry", "retry_elsewhere") or attempt.ended.stopped_by:
+            return _give_up(run_dir, ending, decision, attempt, outside)
+        nodes = replace(nodes, overlapping=nodes.overlapping or not end_steps(job))
+        elsewhere = decision.action == "retry_elsewhere"
+        after = nodes.without(ending, plan.cluster.gpus_per_node) if elsewhere else nodes
+        left_out = f", without {after.bad[-1]}" if after is not nodes else ""
+        _say(
+            f"attempt {number} ended: {ending.why}. {decision.why}; again in {decision.wait_s:.0f} s{left_out}"
+        )
+        if after is not nodes:
+            append_event(run_dir, "node_left_out", node=after.bad[-1], cause=ending.cause)
+        nodes = after
+        if pause(decision.wait_s):
+            return _verdict(run_dir, "failed", attempt, outside)
+        begin_attempt(run_dir, ending.cause)
+
+
+def _earlier(run_dir: Path) -> list[Past]:
+    """Attempts that earlier starts of the job ended with: the limits on restarts hold for all together."""
+    events = read_events(run_dir)
+    begun = max((at for at, each in enumerate(events) if each["kind"] in ("submitted", "resume")), default=0)
+    details = [each["details"] for each in events[begun:] if each["kind"] == "attempt_ended"]
+    return [Past(each["cause"], each["furthest_step"]) for each in details]
+
+
+def _rendezvous(plan: Plan, nodes: Nodes, job: int, number: int) -> dict[str, str]:
+    fixed = plan.launcher.master_port
+    port = fixed or _FIRST_PORT + (job + _STRIDE * (number - 1)) % _PORTS
+    given = os.environ.get("DSLAUNCH_MASTER_PORT", "")
+    return {
+        "DSLAUNCH_NODES": "\n".join(nodes.chosen),
+        "MASTER_ADDR": nodes.chosen[0],
+        "MASTER_PORT": given or str(port),
+    }
+
+
+def _step(argv: Sequence[str], run_dir: Path, number: int, nodes: Nodes) -> Execute:
+    """srun on the chosen nodes; `argv` begins with `srun`, and may name the first nodes that were chosen."""
+    options = [word for word in argv[1:] if not word.startswith("--nodelist=")]
+    ours = [f"--nodelist={','.join(nodes.chosen)}", *(["--overlap"] if nodes.overlapping else [])]
+    words = (argv[0], *ours, *options)
+    logs = logs_of(run_dir, number)
+    logs.mkdir(parents=True, exist_ok=True)
+    return Execute(words, Path.cwd(), {}, logs / LOG)
+
+
+def _by_slurm(attempt: Attempt, ending: Ending, job: str) -> Ending:
+    """What SLURM itself says of the end: a node that failed, or why it sent the job a signal."""
+    if attempt.ended.stopped_by:
+        return _by_signal(ending, job)
+    lines = attempt.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = next((match for line in lines if (match := _NODE_FAILURE.search(line))), None)
+    if found is None:
+        return ending
+    return Ending("host_lost", (Evidence("SLURM", found[0]),), None, found[1])
+
+
+def _by_signal(ending: Ending, job: str) -> Ending:
+    """scancel's, which is the user's, or SLURM's own: a preemption, the time limit."""
+    try:
+        state = ask(job).state
+    except LaunchError:
+        return ending
+    if state == "CANCELLED":
+        return ending
+    return Ending("preempted", (Evidence("SLURM", f"ends job {job}, whose state is {state}"),), None, "")
+
+
+def _within_job(decision: Decision) -> Decision:
+    """`requeue` is job.sbatch's to do, once this process has ended."""
+    return replace(decision, wait_s=0.0) if decision.action == "requeue" else decision
+
+
+def _give_up(run_dir: Path, ending: Ending, decision: Decision, attempt: Attempt, outside: Notifier) -> int:
+    never = policies()[ending.cause].action == "stop" and ending.cause != "user"
+    _say(
+        f"the step failed ({ending.cause}): {ending.why}. {decision.why}. Next: {policies()[ending.cause].next}"
+    )
+    return _verdict(run_dir, "refused" if never else "failed", attempt, outside)
+
+
+def _verdict(run_dir: Path, outcome: str, attempt: Attempt, outside: Notifier) -> int:
+    status = 0 if outcome == "finished" else attempt.exit_status or 1
+    if outcome == "finished":
+        outside.tell("finished", "finished", step=attempt.furthest)
+    outside.write(up=False, now=True)
+    write_file(run_dir / VERDICT, f"{outcome} {status}\n")
+    return status
+
+
+def _say(message: str) -> None:
+    print(f"job.sbatch: {message}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status of the rank that failed first, 0 where the run succeeded."""
+    return supervise_job(argv, os.environ["SLURM_JOB_ID"], Path(os.environ["DSLAUNCH_RUN_DIR"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""What a profiled rank runs: profiled.py KIND COUNTED FIRST STEPS OUT -- [-m] PROGRAM ARGUMENTS
+
+It runs the program as Python would, and profiles optimizer steps FIRST to FIRST + STEPS - 1 of this process: KIND
+torch writes OUT.json.gz (a Chrome trace) and OUT.txt (operators by time), KIND nsys tells the Nsight Systems
+around this process when to capture. A step ends where the program calls dslaunch.progress.step; where it does not,
+where the first engine of DeepSpeed (COUNTED deepspeed) or the first optimizer of PyTorch (COUNTED torch) has
+stepped.
+
+This file is written into the run folder. It needs Python 3.9 and the program's own torch, not dslaunch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Steps:
+    """Counts optimizer steps, and calls `begin` before the first chosen one, `end` after the last."""
+
+    def __init__(self, first: int, count: int, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._first, self._last, self._begin, self._end = first, first + count - 1, begin, end
+        self._done, self._told, self._owner = 0, False, 0
+        self._running = False
+        if first == 1:
+            self._start()
+
+    def told(self) -> None:
+        """The program says that a step is done."""
+        if self._told or self._done == 0:
+            self._step()
+        self._told = True
+
+    def stepped(self, owner: int) -> None:
+        """An optimizer, or an engine, has stepped; only the first that ever does is counted."""
+        self._owner = self._owner or owner
+        if owner == self._owner and not self._told:
+            self._step()
+
+    def finish(self) -> None:
+        """The program ends: what was begun is written."""
+        if self._running:
+            self._running = False
+            self._end()
+        elif self._done < self._first - 1:
+            said = f"profile: step {self._first} never began, {self._done} were done; nothing is written"
+            print(said, file=sys.stderr)
+
+    def _step(self) -> None:
+        self._done += 1
+        if self._done == self._first - 1:
+            self._start()
+        elif self._done == self._last and self._running:
+            self._running = False
+            self._end()
+
+    def _start(self) -> None:
+        self._running = True
+        self._begin()
+
+
+def torch_profiler(out: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Begin and end of a recording by torch.profiler, which is written to `out`.json.gz and `out`.txt."""
+    from torch import cuda, profiler
+
+    kinds = [profiler.ProfilerActivity.CPU]
+    if cuda.is_available():
+        kinds.append(profiler.ProfilerActivity.CUDA)
+    recording: Any = profiler.profile(activities=kinds, record_shapes=True)
+
+    def begin() -> None:
+        recording.start()
+
+    def end() -> None:
+        recording.stop()
+        recording.export_chrome_trace(f"{out}.json.gz")
+        order = "self_cuda_time_total" if len(kinds) > 1 else "self_cpu_time_total"
+        table = recording.key_averages().table(sort_by=order, row_limit=40)
+        Path(f"{out}.txt").write_text(f"{table}\n", encoding="utf-8")
+        print(f"profile: {out}.json.gz and {out}.txt are written")
+
+    return begin, end
+
+
+def cuda_range() -> tuple[Callable[[], None], Callable[[], None]]:
+    """Begin and end of the range that `nsys profile --capture-range=cudaProfilerApi` records."""
+    from torch import cuda
+
+    runtime: Any = cuda.cudart()  # type: ignore[no-untyped-call]
+
+    def begin() -> None:
+        runtime.cudaProfilerStart()
+
+    def end() -> None:
+        cuda.synchronize()
+        runtime.cudaProfilerStop()
+
+    return begin, end
+
+
+def follow(counted: str, steps: Steps) -> None:
+    """Have every way in which a program steps tell `steps`.
+
+    Args:
+        counted: deepspeed: its engine, whose optimizers step by parts; torch: optimizers themselves.
+    """
+    if counted == "deepspeed":
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        _after(DeepSpeedEngine, "_take_model_step", lambda engine, *_: steps.stepped(id(engine)))
+    else:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(lambda optimizer, *_: steps.stepped(id(optimizer)))
+    try:
+        from dslaunch import progress
+    except ImportError:
+        return  # a program without dslaunch in its environment cannot tell its steps either
+    _after(progress, "step", lambda *_: steps.told())
+
+
+def _after(owner: Any, name: str, call: Callable[..., None]) -> None:
+    """Have `call` called after each call of owner.name, with the same arguments."""
+    original = getattr(owner, name)
+
+    def both(*args: Any, **named: Any) -> Any:
+        answer = original(*args, **named)
+        call(*args)
+        return answer
+
+    setattr(owner, name, both)
+
+
+def run(words: list[str]) -> None:
+    """A program as Python's command line names it, in this process."""
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = words[1:], os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        script = os.path.abspath(words[0])
+        sys.argv, sys.path[0] = words, os.path.dirname(script)
+        runpy.run_path(script, run_name="__main__")
+
+
+def main(argv: list[str]) -> None:
+    kind, counted, first, count, place, _, *words = argv
+    out = Path(place)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    begin, end = torch_profiler(out) if kind == "torch" else cuda_range()
+    steps = Steps(int(first), int(count), begin, end)
+    atexit.register(steps.finish)
+    follow(counted, steps)
+    run(words)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
