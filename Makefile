@@ -20,7 +20,8 @@ PYTEST_ARGS ?=
 bin := .venv/bin
 pip := DS_BUILD_OPS=0 $(bin)/python -m pip --disable-pip-version-check install --quiet
 # Two at a time, a file's tests after one another: some files start a cluster, or trainings of two processes.
-pytest := $(bin)/python -m pytest -n 2 --dist loadfile
+# Long files first: tests/real stands before tests/unit, and files are handed out in order.
+pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-full lint docs wheel clean
 

@@ -24,6 +24,8 @@ VERBS = {
     "resume": "start a run again from its newest checkpoint, in its own folder",
     "compare": "put runs side by side",
     "calibrate": "let runs correct the rates that a site's plans are predicted with",
+    "convert": "merge a checkpoint of dslaunch's runtime into whole tensors",
+    "export": "write a checkpoint's weights as Hugging Face reads them",
     "review": "say what a change of a site's folder does to its plans, for a pull request",
     "import": "make a model or recipe from files of others: hf, deepspeed, megatron, accelerate",
     "init": "write a recipe around a training script",
@@ -41,8 +43,10 @@ TAKES_VALUE = {
     "--megatron-version", "--select", "--ignore", "--symptom",
     "--comment", "--sarif", "--rank", "--lines", "--attempt", "--every",
 }  # fmt: skip
-TAKES_WORDS = {"launch", "check", "diff", "report", "compare", "calibrate", "review", "explain", "import", "init",
-"schema", "completion", "preflight", "status", "logs", "watch", "stop", "resume"}
+TAKES_WORDS = {
+    "launch", "check", "diff", "report", "compare", "calibrate", "convert", "export", "review", "explain",
+    "import", "init", "schema", "completion", "preflight", "status", "logs", "watch", "stop", "resume",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

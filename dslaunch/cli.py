@@ -15,6 +15,7 @@ from dslaunch import __version__
 from dslaunch.arguments import VERBS, ordered
 from dslaunch.cli_calibrate import calibrate_verb
 from dslaunch.cli_check import check_verb, explain_verb
+from dslaunch.cli_checkpoint import convert_verb, export_verb
 from dslaunch.cli_import import import_verb, init_verb
 from dslaunch.cli_launch import launch_verb
 from dslaunch.cli_lists import clusters_verb, models_verb, recipes_verb, schema_verb
@@ -217,6 +218,8 @@ main.add_command(report_verb)
 main.add_command(runs_verb)
 main.add_command(compare_verb)
 main.add_command(calibrate_verb)
+main.add_command(convert_verb)
+main.add_command(export_verb)
 main.add_command(review_verb)
 for _verb in (status_verb, logs_verb, watch_verb, stop_verb, resume_verb):
     main.add_command(_verb)

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
               help="The site's folder, whose efficiency.yaml is written.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
               help="The file itself: SITE/efficiency.yaml.")  # fmt: skip
-def calibrate_verb(words: tuple[str, ...], config_dir: Path | None, output: Path | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def calibrate_verb(
+    words: tuple[str, ...], config_dir: Path | None, output: Path | None, as_json: bool
+) -> int:
     from dslaunch.hardware.corrections import text
     from dslaunch.hardware.efficiency import SHIPPED
     from dslaunch.review.lessons import taught
@@ -39,15 +42,31 @@ def calibrate_verb(words: tuple[str, ...], config_dir: Path | None, output: Path
         raise ConfigError("no run teaches anything, so nothing is written.")
     known = _known(path)
     found = taught(lessons, known, SHIPPED)
+    if path:
+        write_file(path, text({**known, **{each.key: each.after for each in found}}, SHIPPED.sha256()))
+    if as_json:
+        _echo_json(found, refused, path)
+    else:
+        _show(found, path)
+    return 0
+
+
+def _echo_json(found: Sequence[Taught], refused: Sequence[tuple[str, str]], path: Path | None) -> None:
+    from dslaunch.planfile import to_json
+    from dslaunch.review.outputs_run import Calibrated, Unfit
+
+    unfit = tuple(Unfit(run, why) for run, why in refused)
+    click.echo(to_json(Calibrated(tuple(found), unfit, str(path) if path else None)), nl=False)
+
+
+def _show(found: Sequence[Taught], path: Path | None) -> None:
     for each in found:
         for line in _lines(each):
             click.echo(line)
-    if path is None:
+    if path:
+        click.echo(f"{path}: written; plans with --config-dir {path.parent} use it")
+    else:
         click.echo("nothing is written: name the site's folder, --config-dir SITE")
-        return 0
-    write_file(path, text({**known, **{each.key: each.after for each in found}}, SHIPPED.sha256()))
-    click.echo(f"{path}: written; plans with --config-dir {path.parent} use it")
-    return 0
 
 
 def _file(site: Path | None, output: Path | None) -> Path | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dslaunch.arguments import VERBS
+from dslaunch.output import step
 
 Verb = Callable[..., int]
 
@@ -39,9 +40,9 @@ def recipes_verb(config_dir: Path | None, as_json: bool) -> int:
 def models_verb(config_dir: Path | None, as_json: bool) -> int:
     from dslaunch.review import lists, outputs
 
-    if as_json:
-        return _echo_json(outputs.Models(tuple(lists.models(config_dir))))
-    return echo_rows(lists.model_rows(config_dir))
+    with step("read the models"):
+        found = lists.models(config_dir)
+    return _echo_json(outputs.Models(tuple(found))) if as_json else echo_rows(lists.model_rows(found))
 
 
 @click.command("clusters", help=VERBS["clusters"])

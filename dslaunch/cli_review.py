@@ -129,6 +129,7 @@ def runs_verb(words: tuple[str, ...], as_json: bool) -> int:
 @click.argument("words", nargs=-1, metavar="RUN RUN ...")
 @_json
 def compare_verb(words: tuple[str, ...], as_json: bool) -> int:
+    from dslaunch.review.columns import side_by_side, width
     from dslaunch.review.runs import comparison_object, comparison_rows, read_run
 
     if len(words) < 2:
@@ -139,7 +140,8 @@ def compare_verb(words: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         _echo_json(comparison_object(found))
     else:
-        echo_rows(comparison_rows(found))
+        for line in side_by_side(comparison_rows(found), width()):
+            click.echo(line)
     return 0
 
 

@@ -79,11 +79,14 @@ def logs_verb(
 @_run_word
 @click.option("--once", is_flag=True, help="Print one frame, and end.")
 @click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.2), help="Seconds a frame.")
-def watch_verb(words: tuple[str, ...], once: bool, every: float) -> int:
-    from dslaunch.review.watch import show_once, watch
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a frame.")
+def watch_verb(words: tuple[str, ...], once: bool, every: float, as_json: bool) -> int:
+    from dslaunch.review.watch import show_once, watch, watch_json
 
     folder = _folder("watch", words)
-    if once:
+    if as_json:
+        watch_json(folder, every, once=once)
+    elif once:
         show_once(folder)
     else:
         watch(folder, every)
@@ -111,16 +114,27 @@ def stop_verb(words: tuple[str, ...], as_json: bool) -> int:
 @click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on without this shell.")
 @click.option("--skip-preflight", is_flag=True, help="Start without asking the hosts how they are.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
 def resume_verb(
-    words: tuple[str, ...], from_scratch: bool, dry_run: bool, wait: bool, detach: bool, skip_preflight: bool
-) -> int:
+    words: tuple[str, ...], from_scratch: bool, dry_run: bool, wait: bool, detach: bool, skip_preflight: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
     from dslaunch.launch.resume import resume
+    from dslaunch.review.outputs import DryRun
 
+    if as_json and not dry_run:
+        raise ConfigError(
+            "resume --json: belongs to --dry-run. What became of a resumed run: `dslaunch status --json`."
+        )
     folder = _folder("resume", words, needed=True)
-    return resume(
+    said: list[str] = []
+    status = resume(
         folder, from_scratch=from_scratch, wait=wait, dry_run=dry_run, detach=detach,
-        skip_preflight=skip_preflight, echo=tell,
+        skip_preflight=skip_preflight, echo=said.append if as_json else tell,
     )  # fmt: skip
+    if as_json:
+        _echo_json(DryRun({}, tuple(said)))
+    return status
 
 
 def _folder(verb: str, words: tuple[str, ...], *, needed: bool = False) -> Path:

@@ -6,6 +6,9 @@ import click
 
 from dslaunch.paths import data_dirs
 
+_NO_GROUP = "fabric"
+"""A folder of conf/ whose files the cluster chooses."""
+
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """recipe=, cluster=, and the other groups' choices, from file names alone."""
@@ -18,6 +21,5 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def _groups() -> list[str]:
-    return sorted(
-        {child.name for folder in data_dirs("conf") for child in folder.iterdir() if child.is_dir()}
-    )
+    folders = {child.name for folder in data_dirs("conf") for child in folder.iterdir() if child.is_dir()}
+    return sorted(folders - {_NO_GROUP})

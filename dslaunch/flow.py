@@ -131,7 +131,8 @@ def explanation(request: Request, prediction: Prediction) -> list[str]:
 
     words = [word for word in request.overrides if not word.startswith("strategy=")]
     free = configured(replace(request, overrides=(*words, "strategy=auto")))
-    return explain(configured(request), free, prediction, of_site(request.site))
+    with step("explain"):
+        return explain(configured(request), free, prediction, of_site(request.site))
 
 
 def refusing(findings: Sequence[Finding], accepted: Sequence[str]) -> list[Finding]:

@@ -26,6 +26,9 @@ T = TypeVar("T")
 _PATIENCE_S = 1.0
 """What is done by then shows no progress."""
 
+_open: list[str] = []
+"""Names of what is shown: the outermost of what is going on. Two lines of progress would overwrite each other."""
+
 CLOSED = 128 + signal.SIGPIPE
 """Exit status of a program whose output was closed, as a shell reports it."""
 
@@ -96,7 +99,7 @@ def bar(name: str, total: int) -> Iterator[Callable[[T], T]]:
 @contextmanager
 def _shown(name: str, total: int | None) -> Iterator[Progress | None]:
     """A line of progress from the second second on; None where nobody would see it."""
-    if _asked("quiet") or not sys.stderr or not sys.stderr.isatty():
+    if _open or _asked("quiet") or not sys.stderr or not sys.stderr.isatty():
         yield None
         return
     from rich import progress as rich
@@ -108,9 +111,11 @@ def _shown(name: str, total: int | None) -> Iterator[Progress | None]:
     progress.add_task(name, total=total)
     later = Timer(_PATIENCE_S, progress.start)
     later.start()
+    _open.append(name)
     try:
         yield progress
     finally:
+        _open.remove(name)
         later.cancel()
         later.join()
         progress.stop()

@@ -11,17 +11,21 @@ Outside a run (no DSLAUNCH_RUN_DIR) nothing is written. Standard library only: i
 from __future__ import annotations
 
 import faulthandler
+import mmap
 import os
 import signal
 import time
 from pathlib import Path
 from typing import TextIO
 
+PHASE_BYTES = 256
 RANKS = "ranks"
 """The folder of the ranks' records in the run folder."""
 
 _first: list[tuple[int, float]] = []
 """The first step that this process noted, and when."""
+_phases: list[mmap.mmap] = []
+"""The mapped file of this process's phase."""
 _stacks: list[TextIO] = []
 """The open file that the handler of SIGUSR1 writes to; it must live as long as the process."""
 
@@ -38,6 +42,22 @@ def step(number: int) -> None:
     unfinished = folder / f".{rank}.step"
     unfinished.write_text(f"{number} {first} {began:.3f}\n", encoding="ascii")
     unfinished.replace(folder / f"{rank}.step")
+
+
+def phase(name: str) -> None:
+    """Note what this rank is about to do, in RUN/ranks/RANK.phase: what is told of it when it is killed.
+
+    The file is mapped into memory: a note costs no call of the system, and outlives the process.
+    """
+    if not _phases:
+        folder = _folder()
+        if folder is None:
+            return
+        path = folder / f"{os.environ['RANK']}.phase"
+        path.write_bytes(bytes(PHASE_BYTES))
+        with path.open("r+b") as file:
+            _phases.append(mmap.mmap(file.fileno(), PHASE_BYTES))
+    _phases[0][:] = name.encode()[:PHASE_BYTES].ljust(PHASE_BYTES, b"\0")
 
 
 def watch() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dslaunch.compose import compose
 from dslaunch.conffiles import loaded
 from dslaunch.errors import ConfigError, DslaunchError
 from dslaunch.output import bar
@@ -35,6 +36,8 @@ RENDERINGS = "renderings.yaml"
 _NO_DECISION = ("prediction.json", "manifest.json")
 """Files that a better model of time changes, which makes no rendering stale."""
 _IN_FILE = re.compile(r":\d+:\d+$")
+_SHORT = 12
+"""Characters of a revision's name that say which it is."""
 _LONGEST = 60_000
 """Characters; a comment on GitHub holds 65,536."""
 
@@ -132,8 +135,8 @@ def comment(found: Review) -> str:
 
 
 def sarif(found: Review, site: Path) -> str:
-    """All findings, each at a line of the repository: of the rendering, or else of the recipe."""
-    return format_sarif([_placed(each, finding, site) for each in found.reviewed for finding in each.findings])
+    """All findings, each at a line of the repository: of the rendering, or of the key in the recipe or conf/."""
+    return format_sarif([finding for each in found.reviewed for finding in _placed(each, site)])
 
 
 def as_output(found: Review) -> outputs.Review:
@@ -170,7 +173,8 @@ def _reviewed(entry: Entry, base: str, site: Path) -> Reviewed:
         return Reviewed(entry, (f"no plan: {error}",))
     faults = [*_stale(entry, after), *_wrong(after)]
     try:
-        before = side(replace(entry.wanted, revision=base), site)
+        then = replace(entry.wanted, revision=base, word=f"{entry.wanted.word} at {base[:_SHORT]}")
+        before = side(then, site)
     except DslaunchError as error:
         return Reviewed(entry, tuple(faults), alone=str(error), findings=after.findings)
     return Reviewed(entry, tuple(faults), compare(before, after), findings=after.findings)
@@ -211,8 +215,21 @@ def _blocks(each: Reviewed) -> Iterator[str]:
         yield f"### `{each.entry.wanted.word}`\n\nNo plan at the base: {' '.join(each.alone.split())}\n"
 
 
-def _placed(each: Reviewed, finding: Finding, site: Path) -> Finding:
-    if _IN_FILE.search(finding.where) and each.entry.folder is not None:
-        return replace(finding, where=f"{each.entry.folder.as_posix()}/{finding.where}")
-    recipe = site / "recipes" / f"{each.entry.recipe}.yaml"
-    return replace(finding, where=f"{recipe.as_posix()}:1:1", message=f"{finding.where}: {finding.message}")
+def _placed(each: Reviewed, site: Path) -> Iterator[Finding]:
+    if not each.findings:
+        return
+    keys = [word for word in each.entry.wanted.overrides if not word.startswith("recipe=")]
+    composed = compose(each.entry.recipe, keys, site)
+    for finding in each.findings:
+        if _IN_FILE.search(finding.where) and each.entry.folder is not None:
+            yield replace(finding, where=f"{each.entry.folder.as_posix()}/{finding.where}")
+        else:
+            where = _written(composed.locate(finding.where.split(".")), each.entry.recipe, site)
+            yield replace(finding, where=where, message=f"{finding.where}: {finding.message}")
+
+
+def _written(place: str, recipe: str, site: Path) -> str:
+    """FILE:LINE:COLUMN of a key, where a file of the site holds it; else the recipe's first line."""
+    file, _, line = place.rpartition(":")
+    own = file and Path(file).is_relative_to(site)
+    return f"{Path(file).as_posix()}:{line}:1" if own else f"{(site / 'recipes' / recipe).as_posix()}.yaml:1:1"

@@ -29,10 +29,14 @@ def is_secret_name(name: str) -> bool:
     return secret_word and words[-1] not in _POINTERS
 
 
+_GAP = re.compile(r"(?:your\b|your[_-]|x{3,}$|\.{3})", re.IGNORECASE)
+"""What documentation writes where a reader is to put a value: your_key, xxxx, ..."""
+
+
 def may_be_secret(value: str) -> bool:
     """Whether this value of a variable with a secret's name can be one: no number, flag, path or gap to fill."""
     flag = value.isdecimal() or value.lower() in ("", "true", "false", "none")
-    return not flag and not value.startswith(("<", "/"))
+    return not flag and not value.startswith(("<", "/")) and not _GAP.match(value)
 
 
 def shaped(value: Any, key: str = "") -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError, DslaunchError
 from dslaunch.flow import Request, rendered
+from dslaunch.output import bar
 from dslaunch.planfile import Plan, prediction_from_json
 from dslaunch.schema.text import is_text
 
@@ -40,10 +41,12 @@ def members(request: Request) -> list[Member]:
             "text (env.*, script, launcher.slurm.*) takes a comma as a part of its value."
         )
     several = [index for index, each in enumerate(values) if len(each) > 1]
-    return [
-        _member(replace(request, overrides=words), tuple(words[index] for index in several))
-        for words in itertools.product(*values)
-    ]
+    combinations = list(itertools.product(*values))
+    with bar(f"{len(combinations)} plans", len(combinations)) as advance:
+        return [
+            advance(_member(replace(request, overrides=words), tuple(words[index] for index in several)))
+            for words in combinations
+        ]
 
 
 def rows(sweep: Sequence[Member]) -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dslaunch.cli import run
@@ -37,6 +38,13 @@ class CommandLine:
         status = run(argv)
         out, err = self._capsys.readouterr()
         return Ran(status, out, err)
+
+
+def valid(value: Any, name: str, dslaunch: CommandLine) -> None:
+    """The JSON that a verb printed is what `dslaunch schema NAME` says."""
+    schema = dslaunch("schema", name).json
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(value, schema)
 
 
 def make_site(folder: Path, recipe: str = "", **clusters: str) -> Path:

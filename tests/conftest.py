@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
+
+from tests.command import CommandLine
+from tests.memo import remember
+
+_OBJECTS = 50_000
+"""Made between two collections of garbage: what is remembered would be looked through again and again."""
+
+
+def pytest_configure() -> None:
+    gc.set_threshold(_OBJECTS)
+    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; a test that means a width says so
+    remember()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-docs", action="store_true", help="write the outputs shown in README.md and docs anew"
     )
+
+
+@pytest.fixture
+def dslaunch(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line, run in this process."""
+    return CommandLine(capsys)
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ def make_plan(
         files=files or FilesPlan(),
         components={"llm": component},
         env_names=(),
-        model={},
+        model={"components": {}},
     )
 
 

@@ -16,6 +16,10 @@ from dslaunch.review.side import OWN, Side
 
 _DERIVED = frozenset({"engines", "schema", "global_batch"})
 """Keys that follow from others, or stand twice, as global_batch does beside training.global_batch."""
+_LAYOUT = frozenset({
+    "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "offload", "recompute", "micro_batch", "num_microbatches",
+    "rank_offset", "ranks",
+})  # fmt: skip
 _CONTEXT_LINES = 2
 _NUMBERS = re.compile(r"\d[\d.,]*")
 _PLACE = re.compile(r":\d+:\d+$")
@@ -91,6 +95,11 @@ def plan_keys(plan: Plan) -> Iterator[tuple[str, Any]]:
 def shown_key(key: str) -> bool:
     """Whether a change of this key says more than those of other keys."""
     return key not in _DERIVED and not (key.startswith("components.") and key.endswith(".stages"))
+
+
+def is_layout(key: str) -> bool:
+    """Whether `layout_words` says it."""
+    return key.startswith("components.") and key.rpartition(".")[2] in _LAYOUT
 
 
 def layout_changes(before: Plan, after: Plan) -> tuple[LayoutChange, ...]:

@@ -74,6 +74,8 @@ _KEYS: dict[str, Kind] = {
     "components.*.layers_per_stage": "performance",
     "components.*.stages": "performance",
     "env_names": "reliability",
+    "fabric": "reliability",
+    "profile": "cosmetic",
     "model": "convergence",
     "model.name": "cosmetic",
     "model.source": "cosmetic",

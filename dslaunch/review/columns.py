@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 
 _GAP = "  "
 _WIDEST = 32
@@ -33,6 +34,20 @@ def lines(rows: Sequence[tuple[str, ...]], wide: int | None) -> list[str]:
         cells = [cell.ljust(pad) for cell, pad in zip(row, pads, strict=False)]
         line = _GAP.join([*cells, row[-1]]).rstrip()
         found += _folded(line, wide, start) if wide and len(line) > wide else [line]
+    return found
+
+
+def side_by_side(rows: Sequence[tuple[str, ...]], wide: int | None) -> list[str]:
+    """Columns that are read down: names, and things of equal rank, each cell folded inside its column."""
+    pads = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if wide and sum(pads) + len(_GAP) * (len(pads) - 1) > wide:
+        each = (wide - pads[0]) // (len(pads) - 1) - len(_GAP)
+        pads[1:] = [max(_NARROW // 2, each)] * (len(pads) - 1)
+    found = []
+    for row in rows:
+        cells = [textwrap.wrap(cell, pad) for cell, pad in zip(row, pads, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            found.append(_GAP.join(part.ljust(pad) for part, pad in zip(parts, pads, strict=True)).rstrip())
     return found
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dslaunch.planfile import Finding
-from dslaunch.review.changes import FileChange
+from dslaunch.review.changes import FileChange, LayoutChange
 from dslaunch.review.columns import lines, width
 from dslaunch.review.difference import Difference
 from dslaunch.review.figures_text import amount, change_of, name_of, value
@@ -42,7 +42,7 @@ def page(found: Difference, wide: int | None) -> Iterator[Line]:
     yield "bold", f"Classes of change: {', '.join(found.kinds)}"
     rows = [(c.kind, c.key, value(c.before), "->", value(c.after)) for c in found.keys]
     yield from _table("Plan", rows, wide)
-    layouts = [(c.component, f"{c.before or '(none)'} -> {c.after or '(none)'}") for c in found.layouts]
+    layouts = [row for c in found.layouts for row in _layout(c)]
     yield from _table("Layout", layouts, wide)
     figures = [
         (name_of(f), amount(f.before, f.unit), "->", amount(f.after, f.unit), change_of(f))
@@ -50,9 +50,9 @@ def page(found: Difference, wide: int | None) -> Iterator[Line]:
     ]
     yield from _table("Predicted", figures, wide)
     for finding in found.new_findings:
-        yield from _finding("New finding", finding)
+        yield from _finding("New finding", finding, wide)
     for finding in found.gone_findings:
-        yield from _finding("Gone finding", finding)
+        yield from _finding("Gone finding", finding, wide)
     for change in found.files:
         yield from _file(change)
     if found.questions:
@@ -67,12 +67,19 @@ def _table(title: str, rows: Sequence[tuple[str, ...]], wide: int | None) -> Ite
         yield from (("", line) for line in lines(rows, wide))
 
 
-def _finding(title: str, finding: Finding) -> Iterator[Line]:
+def _layout(change: LayoutChange) -> Iterator[tuple[str, ...]]:
+    """Before over after, so that what differs stands one above the other."""
+    yield change.component, "", change.before or "(none)"
+    yield "", "->", change.after or "(none)"
+
+
+def _finding(title: str, finding: Finding, wide: int | None) -> Iterator[Line]:
     yield "", ""
     yield "bold", f"{title}: {finding.severity} [{finding.rule}]"
-    yield "", f"{finding.where}: {finding.message}" if finding.where else finding.message
+    said = f"{finding.where}: {finding.message}" if finding.where else finding.message
+    yield from (("", line) for line in lines([(said,)], wide))
     if finding.fix:
-        yield "", f"  fix: {finding.fix}"
+        yield from (("", line) for line in lines([("  fix:", finding.fix)], wide))
 
 
 def _file(change: FileChange) -> Iterator[Line]:

@@ -26,6 +26,7 @@ _KINDS: tuple[type, ...] = (
     outputs.Recipes, outputs.Models, outputs.Clusters, outputs.Keys, outputs.Rendered, outputs.DryRun,
     outputs.Report, outputs.Written, outputs.Rules, outputs.Symptoms, outputs.Findings, outputs.Review,
     outputs_run.RunStatus, outputs_run.RunLog, outputs_run.Stopped, outputs_run.PreflightReport,
+    outputs_run.Frame, outputs_run.Calibrated, outputs_run.Forms,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,9 @@ def _model(name: str, site: Path | None) -> ModelSummary:
     return ModelSummary(name, total, tuple(model.components), model.source)
 
 
-def model_rows(site: Path | None) -> list[tuple[str, ...]]:
+def model_rows(found: Sequence[ModelSummary]) -> list[tuple[str, ...]]:
     """(name, parameters, components and source)."""
-    return [(each.name, *_model_cells(each)) for each in models(site)]
+    return [(each.name, *_model_cells(each)) for each in found]
 
 
 def _model_cells(found: ModelSummary) -> tuple[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from dslaunch.review.lessons import Taught
 from dslaunch.run.processes import Process
 
 
@@ -20,6 +22,8 @@ class RankState:
     """The last step that it completed."""
     stepped_at: float | None
     steps_per_s: float | None
+    phase: str
+    """What it said it was about to do (dslaunch.progress); empty where it said nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,20 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """`dslaunch watch --json`: a line of JSON for each time that the run was looked at."""
+
+    status: RunStatus
+    measured: dict[str, Any] | None
+    """The newest line of the run's metrics.jsonl; null where nothing has been measured."""
+    events: tuple[dict[str, Any], ...]
+    """The newest, the last one last."""
+    log: tuple[str, ...]
+    """Last lines of the attempt's common log."""
+    schema: str = "dslaunch.frame/1"
+
+
+@dataclass(frozen=True)
 class RunLog:
     """`dslaunch logs --json`"""
 
@@ -118,3 +136,44 @@ class PreflightReport:
     not_checked: tuple[str, ...]
     seconds: float
     schema: str = "dslaunch.preflight-report/1"
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A run that teaches nothing."""
+
+    run: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """`dslaunch calibrate --json`"""
+
+    corrections: tuple[Taught, ...]
+    refused: tuple[Unfit, ...]
+    file: str | None
+    """The efficiency.yaml that was written; null: nothing was written."""
+    schema: str = "dslaunch.calibrated/1"
+
+
+@dataclass(frozen=True)
+class CheckpointForm:
+    """One folder that was written."""
+
+    folder: str
+    component: str
+    """Empty: all of them."""
+    tensors: int
+    """Weights; `convert` writes their moments beside them."""
+    architecture: str
+    """The class of transformers that reads it; empty: none does."""
+
+
+@dataclass(frozen=True)
+class Forms:
+    """`dslaunch convert --json` and `dslaunch export --json`; dslaunch.runtime.forms prints it."""
+
+    verb: str
+    forms: tuple[CheckpointForm, ...]
+    schema: str = "dslaunch.forms/1"

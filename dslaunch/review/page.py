@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 
 from rich import box
@@ -13,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dslaunch.hardware.topology import describe
-from dslaunch.planfile import Candidate, EarlierRun, Finding, Plan, Prediction
+from dslaunch.planfile import Candidate, Finding, Plan, Prediction
 from dslaunch.planfile.plan import Setting
+from dslaunch.review.columns import lines, width
+from dslaunch.review.page_predicted import device, rows, seconds
 from dslaunch.schema.config import RunConfig
 
 _PIPED_COLUMNS = 120
@@ -31,42 +31,60 @@ class _Page(Console):
 
 def show(config: RunConfig, plan: Plan, prediction: Prediction, explanation: Sequence[str] = ()) -> None:
     """Print the page; plain and 120 columns wide where the output is no terminal."""
-    chosen = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = _Page(highlight=False, width=None if chosen else _PIPED_COLUMNS)
+    console = _Page(highlight=False, width=width() or _PIPED_COLUMNS)
     others = f" (or {', '.join(plan.engines[1:])})" if len(plan.engines) > 1 else ""
     console.print(Text(f"{plan.recipe} on {describe(config.cluster)}", style="bold"))
-    console.print(f"engine {plan.engine.name} {plan.engine.version}{others}, {plan.training.precision}, "
-                  f"strategy {plan.strategy}", soft_wrap=True)  # fmt: skip
+    _say(
+        console,
+        f"engine {plan.engine.name} {plan.engine.version}{others}, {plan.training.precision}, "
+        f"strategy {plan.strategy}",
+    )
     for line in _modes_lines(plan):
-        console.print(line, soft_wrap=True, markup=False)
+        _say(console, line)
     for table in (_layout(plan), _memory(plan, prediction)):
         console.print()
         console.print(table)
-    console.print()
-    console.print(_peak(plan, prediction), soft_wrap=True)
-    console.print()
-    console.print(_time(plan, prediction), soft_wrap=True)
-    if prediction.checkpoint:
-        console.print(prediction.checkpoint.describe(), soft_wrap=True, markup=False)
-    for line in _calibration_lines(prediction):
-        console.print(line, soft_wrap=True, markup=False)
+    too_large = prediction.peak_memory_gib > prediction.memory_limit_gib
+    _show_rows(console, "Predicted", list(rows(plan, prediction)), "memory" if too_large else "")
     _show_candidates(console, prediction)
     _show_search(console, prediction)
-    _show_findings(console, prediction)
+    for finding in prediction.findings:
+        console.print()
+        _say(console, _finding(finding))
     for sentence in explanation:
         console.print()
-        console.print(sentence, soft_wrap=not console.is_terminal, markup=False)
+        _say(console, sentence)
+
+
+def _say(console: Console, words: str | Text) -> None:
+    """A sentence, folded where the page has a width: on a terminal, or where COLUMNS is set."""
+    console.print(words, soft_wrap=width() is None, markup=False)
+
+
+def _show_rows(
+    console: Console, title: str, found: Sequence[tuple[str, str]], wrong: str = ""
+) -> None:
+    """Two columns; the line that begins with the word `wrong` is red."""
+    console.print()
+    console.print(Text(title, style="bold"))
+    for line in lines(found, width()):
+        style = "bold red" if wrong and line.startswith(wrong) else ""
+        console.print(Text(line, style=style), soft_wrap=True)
 
 
 def _modes_lines(plan: Plan) -> list[str]:
-    """What the engine does beside the layout, a line a mode; settings that are off are left out."""
+    """What the engine does beside the layout, a line a mode (settings that are off are left out), and what the
+    cluster's fabric calls for."""
     lines = []
     for name, settings in plan.engine.modes.items():
         said = [_setting(key, value) for key, value in settings.items() if value is not False]
         lines.append(f"with {name}" + (f": {', '.join(said)}" if said else ""))
     if plan.engine.extra:
         lines.append(f"with engine.extra: {json.dumps(plan.engine.extra, sort_keys=True)}")
-    return lines
+    by_fabric: dict[str, list[str]] = {}
+    for each in plan.fabric:
+        by_fabric.setdefault(each.fabric, []).append(f"{each.name}={each.value}")
+    return lines + [f"for {fabric}: {' '.join(words)}" for fabric, words in by_fabric.items()]
 
 
 def _setting(key: str, value: Setting) -> str:
@@ -76,7 +94,7 @@ def _setting(key: str, value: Setting) -> str:
 def _table(title: str, *columns: str) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", show_edge=False, box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column in _TEXT else "right", overflow="fold")
@@ -106,7 +124,7 @@ def _memory(plan: Plan, prediction: Prediction) -> Table:
     short = ("weight", "grad", "optim", "activ", "bound", "logits", "buffer", "total")
     largest = max(stage.memory_gib.total for stages in prediction.components.values() for stage in stages)
     unit, scale = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
-    table = _table(f"Memory, {unit} on one {_device(plan)}", "component", "params", *short)
+    table = _table(f"Memory, {unit} on one {device(plan)}", "component", "params", *short)
     for name, stages in prediction.components.items():
         for decided, predicted in zip(plan.components[name].stages, stages, strict=True):
             row = vars(predicted.memory_gib)
@@ -117,69 +135,11 @@ def _memory(plan: Plan, prediction: Prediction) -> Table:
     return table
 
 
-def _peak(plan: Plan, prediction: Prediction) -> str:
-    parts: dict[str, float] = {}
-    for term, gib in prediction.worst.memory_gib.items():
-        owner = term.split("/")[0]
-        parts[owner] = parts.get(owner, 0.0) + gib
-    shown = " + ".join(f"{owner} {gib:.1f}" for owner, gib in parts.items())
-    host = f"; host {prediction.host_memory_gib:.0f} of {prediction.host_limit_gib:.0f} GiB a node"
-    where = _device(plan)
-    return (
-        f"fullest {where}: rank {prediction.worst.rank}: {shown} = {prediction.peak_memory_gib:.1f} of "
-        f"{prediction.memory_limit_gib:.1f} GiB (the {where} has {prediction.gpu_memory_gib:g}){host}"
-    )
-
-
-def _device(plan: Plan) -> str:
-    return "process" if plan.cluster.accelerator == "cpu" else "GPU"
-
-
-def _time(plan: Plan, prediction: Prediction) -> str:
-    steps, usd = plan.training.steps, prediction.usd_per_step
-    price = "" if usd is None else f", ${usd * steps:,.0f}"
-    return (
-        f"step {_seconds(prediction.step_time_s)}, {prediction.tokens_per_s:,.0f} tokens/s, "
-        f"{prediction.samples_per_s:,.3g} samples/s, MFU {prediction.mfu:.1%}, HFU {prediction.hfu:.1%}, "
-        f"bubble {prediction.bubble:.1%}; {steps:,} steps "
-        f"{_seconds(prediction.step_time_s * steps)}{price} ({prediction.band}; loading data not counted)"
-    )
-
-
-def _calibration_lines(prediction: Prediction) -> list[str]:
-    """What the site's own runs corrected, and what runs of this very plan measured."""
-    found = prediction.calibration
-    if found is None:
-        return []
-    return [
-        f"corrected by efficiency.yaml for {found.key}: time x{found.time:.3g}, memory x{found.memory:.3g} "
-        f"(runs: {found.runs}, of different plans: {found.plans})",
-        *(
-            f"measured in {run.run}: step {_seconds(run.step_time_s)}, predicted "
-            f"{_seconds(prediction.step_time_s)}" + _allocated(run, prediction)
-            for run in found.measured
-        ),
-    ]
-
-
-def _allocated(run: EarlierRun, prediction: Prediction) -> str:
-    if run.allocated_gib is None:
-        return ""
-    return f"; allocated {run.allocated_gib:.1f} GiB, predicted {prediction.allocated_gib:.1f}"
-
-
 def _count(params: int) -> str:
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if params >= size:
             return f"{params / size:.3g}{unit}"
     return str(params)
-
-
-def _seconds(seconds: float) -> str:
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _show_candidates(console: Console, prediction: Prediction) -> None:
@@ -195,7 +155,7 @@ def _candidates(title: str, rows: Sequence[Candidate]) -> Table:
         known = candidate.step_time_s > 0
         table.add_row(
             candidate.layout, f"{candidate.peak_memory_gib:.1f}" if known else "",
-            _seconds(candidate.step_time_s) if known else "", candidate.verdict,
+            seconds(candidate.step_time_s) if known else "", candidate.verdict,
         )  # fmt: skip
     return table
 
@@ -205,18 +165,10 @@ def _show_search(console: Console, prediction: Prediction) -> None:
     search = prediction.search
     if search is None:
         return
-    console.print()
-    console.print(f"goal {search.goal}; {search.considered:,} layouts covered", soft_wrap=True)
-    for engine, verdict in search.engines.items():
-        console.print(f"engine {engine}: {verdict}", soft_wrap=True, markup=False)
+    goal = f"Engines, {search.considered:,} layouts in all; goal {search.goal}"
+    _show_rows(console, goal, list(search.engines.items()))
     console.print()
     console.print(_candidates("Least memory for each step time", search.front))
-
-
-def _show_findings(console: Console, prediction: Prediction) -> None:
-    for finding in prediction.findings:
-        console.print()
-        console.print(_finding(finding), soft_wrap=not console.is_terminal)
 
 
 def _finding(finding: Finding) -> Text:

@@ -7,9 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from dslaunch.planfile import Plan
 from dslaunch.review.changes import FileChange, KeyChange
+from dslaunch.review.figures_text import sentence
 from dslaunch.review.side import Side
 
 _SHARDING = ("tp", "pp", "vpp", "ep", "etp", "dp", "zero", "layers_per_stage")
+_ASKED = ("training.global_batch", "training.steps", "training.precision", "training.grad_accum_dtype",
+          "training.seed", "files.data_path")  # fmt: skip
+"""Keys of convergence that a question of their own is about; model.* and engine.extra are others."""
 _TIGHT = 0.05
 """Share of a GPU's limit below which room is worth a question."""
 
@@ -22,6 +26,7 @@ def questions(
     return (
         *_batch(before.plan, after.plan, changed),
         *_result(before.plan, after.plan, changed),
+        *_learning(keys),
         *_resuming(changed),
         *_memory(before, after),
         *_bill(before, after),
@@ -63,6 +68,29 @@ def _result(old: Plan, new: Plan, changed: set[str]) -> Iterator[str]:
         yield "Seed or data differ, and so do the samples and their order: what is this run compared with?"
     if any(key.startswith("model.") for key in changed):
         yield "The model itself differs: do weights and checkpoints still load, and is the baseline still one?"
+
+
+def _learning(keys: Sequence[KeyChange]) -> Iterator[str]:
+    """About what else changes the result: learning rates, the optimizer, its schedule, clipping, weights."""
+    changed = {change.key for change in keys}
+    found = [
+        sentence(change)
+        for change in keys
+        if change.kind == "convergence"
+        and change.key not in _ASKED
+        and not change.key.startswith(("model.", "engine.extra"))
+        and not _follows(change.key, changed)
+    ]
+    if found:
+        more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+        yield f"The result changes with {'; '.join(found[:3])}{more}: which earlier run is it compared with?"
+
+
+def _follows(key: str, changed: set[str]) -> bool:
+    """Whether a component's setting is the whole training's, or its size the model's, which changed too."""
+    part = key.rpartition(".")[2]
+    whole = f"training.{part}" in changed or (part == "params" and any(k.startswith("model.") for k in changed))
+    return key.startswith("components.") and whole
 
 
 def _resuming(changed: set[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dslaunch.planfile import Candidate, ComponentPlan, Finding, Plan, Prediction
-from dslaunch.review import plots
+from dslaunch.review import page_predicted, plots
 from dslaunch.review.changes import layout_words
 from dslaunch.review.figures_text import amount
 from dslaunch.review.html import html_page
@@ -78,15 +78,8 @@ def _facts(plan: Plan, found: Prediction | None) -> Iterator[tuple[str, str]]:
     yield "engine", f"{plan.engine.name} {plan.engine.version}"
     yield "cluster", f"{plan.cluster.nodes} x {plan.cluster.gpus_per_node} {plan.cluster.gpu}"
     yield "precision", plan.training.precision
-    if found is None:
-        return
-    yield "step", f"{found.step_time_s:.3g} s ({found.band})"
-    yield "throughput", f"{found.tokens_per_s:,.0f} tokens/s"
-    yield "MFU", f"{found.mfu:.1%}"
-    peak, limit = found.peak_memory_gib, found.memory_limit_gib
-    yield "fullest GPU", f"{peak:.1f} of {limit:.1f} GiB, rank {found.worst.rank}"
-    if found.usd_per_step is not None:
-        yield "whole run", f"${found.usd_per_step * plan.training.steps:,.0f}"
+    if found is not None:
+        yield from page_predicted.rows(plan, found)
 
 
 def _equation(plan: Plan) -> Iterator[str]:
@@ -167,13 +160,21 @@ def _timelines(plan: Plan, found: Prediction) -> Iterator[Drawing]:
 
 def _start(name: str, c: ComponentPlan, plan: Plan, line: list[Span]) -> Drawing:
     passes = [span for span in line if span.what not in ONCE]
-    until = max(span.end for span in passes if span.stage == 0 and span.micro_batch <= min(c.pp, _FIRST))
+    until = _filled(c, [span for span in passes if span.stage == 0])
     drawn = [_span_row(_label(plan, name, span), span) for span in passes if span.start < until]
     return Drawing(
         Markup(plots.timeline(drawn, ("forward", "backward"), "start")),
         f"{name}: how the pipeline fills, schedule {plan.training.schedule}. The ledger has forward and backward "
         "as one sum; here it is cut 1 to 2, recompute added to the backward.",
     )
+
+
+def _filled(c: ComponentPlan, first: list[Span]) -> float:
+    """Seconds until the first stage has done its first micro-batches; with model chunks, its first backward, which
+    is hundreds of passes later."""
+    if c.vpp > 1:
+        return next(span.end for span in first if span.what == "backward")
+    return max(span.end for span in first if span.micro_batch <= min(c.pp, _FIRST))
 
 
 def _in_turn(plan: Plan, lines: dict[str, list[Span]]) -> dict[str, list[Span]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_json
-from dslaunch.review.changes import layout_words, plan_keys, shown_key
+from dslaunch.review.changes import is_layout, layout_words, plan_keys, shown_key
 from dslaunch.review.figures_text import value
 from dslaunch.review.measured import Measured, measured
 from dslaunch.run.now import look
@@ -127,7 +127,8 @@ def comparison_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
         (f"layout of {name}", *(_layout(run, name) for run in runs))
         for name in dict.fromkeys(name for run in runs for name in run.plan.components)
     ]
-    return rows + [(key, *map(value, values)) for key, values in _differing(runs).items()]
+    differing = {key: values for key, values in _differing(runs).items() if not is_layout(key)}
+    return rows + [(key, *map(value, values)) for key, values in differing.items()]
 
 
 def comparison_object(runs: Sequence[Run]) -> Comparison:

@@ -31,18 +31,17 @@ class Side:
     """Those that stand, the gravest first."""
 
 
-def side_of_folder(folder: Path, title: str = "", selection: Selection = EVERY_RULE) -> Side:
+def side_of_folder(folder: Path, title: str, selection: Selection = EVERY_RULE) -> Side:
     """A rendered folder or a run folder, as it stands on disk.
 
     Raises:
-        ConfigError: no plan.json, or a file of it that can't be read.
+        ConfigError: without the title: no plan.json, or a file of it that can't be read.
     """
-    title = title or str(folder)
     plan_file = folder / "plan.json"
     if not plan_file.is_file():
-        what = "holds no plan.json" if folder.is_dir() else "is no folder"
+        what = "holds no plan.json" if folder.is_dir() else "no such folder"
         raise ConfigError(
-            f"{title}: {what}. Name a folder that `dslaunch render -o DIR` or a launch made, or a recipe in "
+            f"{what}. Name a folder that `dslaunch render -o DIR` or a launch made, or a recipe in "
             'quotes: "recipe=NAME cluster=8xH100".'
         )
     files = {path.name: _text(path) for path in sorted(folder.iterdir()) if is_rendered(path.name)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,7 +21,16 @@ from dslaunch.run.attempts import logs_of
 from dslaunch.run.now import ENDED
 from dslaunch.run.records import RankRecord
 from dslaunch.run.state import read_events
-from dslaunch.run.status import Status, age, plan_words, rank_words, read_status, status_lines, step_words
+from dslaunch.run.status import (
+    Status,
+    age,
+    plan_words,
+    rank_words,
+    read_status,
+    status_lines,
+    status_object,
+    step_words,
+)
 
 _PIPED_COLUMNS = 120
 _EVENTS = 5
@@ -40,6 +51,29 @@ def show_once(folder: Path) -> None:
     chosen = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(highlight=False, width=None if chosen else _PIPED_COLUMNS)
     console.print(page(read_status(folder), console.width))
+
+
+def watch_json(folder: Path, every_s: float, *, once: bool) -> None:
+    """Print a line of JSON for each look at the run (`review.outputs_run.Frame`), until it has ended."""
+    while True:
+        status = read_status(folder)
+        sys.stdout.write(json.dumps(frame(status)) + "\n")
+        sys.stdout.flush()
+        if once or status.now.standing in ENDED:
+            break
+        time.sleep(every_s)
+
+
+def frame(status: Status) -> dict[str, Any]:
+    """What the page shows, as data."""
+    found = measured(status.folder)
+    return {
+        "schema": "dslaunch.frame/1",
+        "status": status_object(status),
+        "measured": found.steps[-1] if found and found.steps else None,
+        "events": read_events(status.folder)[-_EVENTS:],
+        "log": _said(status),
+    }
 
 
 def watch(folder: Path, every_s: float) -> None:

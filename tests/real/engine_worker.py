@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 WORLD = 8
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0", "LOCAL_SIZE": "4",
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": str(WORLD),
 }  # fmt: skip
@@ -26,7 +26,7 @@ _STEPS = 4
 
 
 def main() -> None:
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(ENVIRONMENT)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     judge = _judge()
@@ -40,22 +40,30 @@ def main() -> None:
             answers.flush()
 
 
-def _judge() -> Callable[[str, int], BaseException | None]:
+def prepare() -> tuple[Any, dict[str, Any]]:
+    """DeepSpeed over a fake process group: its module of groups, and what that holds before any is made."""
     import deepspeed
     import torch
     from deepspeed.accelerator import get_accelerator
     from deepspeed.utils import groups
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    logging.disable(logging.CRITICAL)
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     type(get_accelerator()).is_fp16_supported = lambda _self: True
     torch.distributed.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
     deepspeed.init_distributed(dist_backend="fake")
-    fresh = _state(groups)
+    return groups, _state(groups)
+
+
+def _judge() -> Callable[[str, int], BaseException | None]:
+    import deepspeed
+    import torch
+
+    logging.disable(logging.CRITICAL)
+    groups, fresh = prepare()
 
     def judge(path: str, stages: int) -> BaseException | None:
-        _restore(groups, fresh)
+        restore(groups, fresh)
         torch.manual_seed(0)
         try:
             model = _model(stages)
@@ -87,7 +95,7 @@ def _is_state(name: str) -> bool:
     )
 
 
-def _restore(module: Any, state: dict[str, Any]) -> None:
+def restore(module: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(module, name, _copy(value))
 

@@ -17,6 +17,8 @@ _PARTS = {
     "megatron": ("module", "megatron.core"),
     "sarif": ("module", "pydantic_sarif"),
     "sklearn": ("module", "sklearn"),
+    "datasets": ("module", "datasets"),
+    "webdataset": ("module", "webdataset"),
     "mkdocs": ("module", "material"),
     "vl_convert": ("module", "vl_convert"),
     "playwright": ("module", "playwright"),
@@ -26,6 +28,8 @@ _PARTS = {
     "pdsh": ("command", "pdsh"),
     "openmpi": ("command", "mpirun"),
     "shellcheck": ("command", "shellcheck"),
+    "curl": ("command", "curl"),
+    "jq": ("command", "jq"),
 }
 
 

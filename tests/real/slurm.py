@@ -15,8 +15,8 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,7 @@ class SlurmCluster:
     nodes: tuple[str, ...]
     gpus_per_node: int
     environ: dict[str, str]
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self, *argv: str, limit_s: float = 60.0, check: bool = True) -> str:
         """Standard output of a SLURM command."""
@@ -55,22 +56,39 @@ class SlurmCluster:
         """Ids of the jobs that are waiting or running."""
         return self.run("squeue", "--noheader", "--format", "%A").split()
 
+    def kill_node(self, name: str) -> None:
+        """What a node's power cut does: its slurmd and all that it started are gone at once."""
+        slurmd = int((self.folder / "run" / f"slurmd-{name}.pid").read_text())
+        for pid in [slurmd, *_steps_of(self, name)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def start_node(self, name: str) -> None:
+        """Start the slurmd of a node that was killed."""
+        _daemon(self, self.daemons, "slurmd", "-D", "-N", name)
+
     def wait_for_idle(self, limit_s: float = 180.0) -> None:
         """Until no job is left and every node takes work again."""
         _until(lambda: not self.queue() and _all_idle(self), limit_s, lambda: self.run("squeue", "--long"))
 
 
 @contextlib.contextmanager
-def slurm_cluster(nodes: int = 9, gpus_per_node: int = 8) -> Iterator[SlurmCluster]:
-    """Start a cluster, and stop it by the recorded process ids; its folder is removed."""
+def slurm_cluster(
+    nodes: int = 9, gpus_per_node: int = 8, settings: Sequence[str] = ()
+) -> Iterator[SlurmCluster]:
+    """Start a cluster, and stop it by the recorded process ids; its folder is removed.
+
+    Args:
+        settings: further lines of slurm.conf.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dslaunch-slurm-", dir="/tmp"))
     folder.chmod(0o755)
     names = tuple(f"n{i}" for i in range(1, nodes + 1))
     environ = {**_clean_environ(), "SLURM_CONF": str(folder / "slurm.conf")}
     cluster = SlurmCluster(folder, names, gpus_per_node, environ)
-    daemons: list[subprocess.Popen[bytes]] = []
+    daemons = cluster.daemons
     try:
-        _write_config(cluster)
+        _write_config(cluster, settings)
         _start(cluster, daemons)
         yield cluster
     finally:
@@ -101,7 +119,7 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _write_config(cluster: SlurmCluster) -> None:
+def _write_config(cluster: SlurmCluster, settings: Sequence[str]) -> None:
     folder, host = cluster.folder, socket.gethostname().split(".")[0]
     for name in ("munge", "state", "spool", "log", "run"):
         (folder / name).mkdir()
@@ -140,6 +158,7 @@ def _write_config(cluster: SlurmCluster) -> None:
             for name, port in zip(cluster.nodes, node_ports, strict=True)
         ),
         f"PartitionName=train Nodes={','.join(cluster.nodes)} Default=YES MaxTime=1:00:00 State=UP",
+        *settings,
     ]
     (folder / "etc_hosts").write_text(f"127.0.0.1 localhost {host} {' '.join(cluster.nodes)}\n")
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
@@ -229,6 +248,19 @@ def _kill_steps(cluster: SlurmCluster) -> None:
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _steps_of(cluster: SlurmCluster, node: str) -> list[int]:
+    """The processes of the steps on a node, and the slurmstepd of each."""
+    marks = {f"SLURM_CONF={cluster.folder}/slurm.conf".encode(), f"SLURMD_NODENAME={node}".encode()}
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and marks <= set((entry / "environ").read_bytes().split(b"\0")):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                keeper = Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd")
+                found += [int(parent), int(entry.name)] if keeper else [int(entry.name)]
+    return found
 
 
 def _logs(cluster: SlurmCluster) -> str:

@@ -14,12 +14,6 @@ need("sarif")
 
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif  # noqa: E402
 
-
-@pytest.fixture
-def dslaunch(capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(capsys)
-
-
 FILES = {
     "it's 100% ä:1/ds_config.json": '{"train_batch_size": 7, "zero_optimization": {"stage": 9, "sate": 1}}',
     "run.sh": "#!/bin/sh\nexport HF_TOKEN=hf_" + "a1B2" * 9 + "\n",

@@ -29,11 +29,16 @@ FP32 = 1e-5
 BF16 = 1e-2
 """Relative; each strategy rounds in other places: 3e-3 was seen over six steps."""
 
+FROZEN_TOWER: dict[str, Any] = {
+    **plans.MODEL,
+    "components": {**plans.MODEL["components"], "vision_encoder": {**plans.VISION, "train": "nothing"}},
+}
+
 Rows = list[dict[str, Any]]
 Curves = Callable[[str], Path]
 
 
-def slow(*values: str) -> Any:
+def slow(*values: Any) -> Any:
     """A case for `make test-full` only."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -112,11 +117,9 @@ def test_recompute_changes_nothing(strategy: str, recompute: str, trained: Curve
 @pytest.mark.parametrize("strategy", ["zero2", slow("fsdp2")])
 def test_a_frozen_tower_and_rates_per_component(strategy: str, trained: Curves, tmp_path: Path) -> None:
     """Both strategies have three groups of parameters, or two where the tower is frozen."""
-    frozen = {**plans.VISION, "train": "nothing"}
-    model = {**plans.MODEL, "components": {**plans.MODEL["components"], "vision_encoder": frozen}}
     results = []
     for which in ("ddp", strategy):
-        plan = plans.plan_for(which, training=plans.training_plan(STEPS), model=model)
+        plan = plans.plan_for(which, training=plans.training_plan(STEPS), model=FROZEN_TOWER)
         plan = plans.with_component(plan, "projector", lr=1e-2, weight_decay=0.0)
         results.append(values(train(plan, tmp_path / which), "loss"))
     assert results[1] == pytest.approx(results[0], rel=FP32)
@@ -154,12 +157,66 @@ def test_a_finished_run_has_nothing_left_to_train(trained: Curves, tmp_path: Pat
     assert "the checkpoint is at step 6 of 6: nothing to train" in outcome.output
 
 
-def test_a_checkpoint_of_another_strategy_is_refused(trained: Curves, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "strategy", "ranks"), [("zero1", "fsdp2", 1), slow("ddp", "zero3", 4)])
+def test_another_strategy_on_other_ranks_goes_on(
+    before: str, strategy: str, ranks: int, trained: Curves, tmp_path: Path
+) -> None:
+    whole = trained(before)
+    files = digits(checkpoint_load=str(whole / "checkpoints" / f"step-{SAVED_AT:08d}"))
+    plan = plans.plan_for(strategy, ranks, plans.training_plan(STEPS), files=files)
+    rest = train(plan, tmp_path)
+    for key in ("step", "loss", "grad_norm", "lr"):
+        assert values(rest, key) == pytest.approx(values(rows_in(whole), key)[SAVED_AT:], rel=FP32), key
+
+
+@pytest.mark.parametrize("strategy", ["zero2", slow("fsdp2"), slow("zero3")])
+def test_a_tower_that_is_frozen_later_keeps_what_it_learnt(strategy: str, trained: Curves, tmp_path: Path) -> None:
+    """The first loss behind the break is that of the weights that were saved; then the two part."""
+    files = digits(checkpoint_load=str(trained("zero1") / "checkpoints" / f"step-{SAVED_AT:08d}"))
+    training = plans.training_plan(STEPS)
+    rest = train(plans.plan_for(strategy, training=training, model=FROZEN_TOWER, files=files), tmp_path)
+    unbroken = values(rows_in(trained("zero1")), "loss")[SAVED_AT:]
+    assert values(rest, "loss")[0] == pytest.approx(unbroken[0], rel=FP32)
+    assert values(rest, "loss")[-1] != pytest.approx(unbroken[-1], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_a_tower_that_trains_later_starts_as_it_was(strategy: str, tmp_path: Path) -> None:
+    """A checkpoint leaves out what is frozen: it follows from the seed, and another one is refused."""
+    training = plans.training_plan(STEPS)
+    frozen = plans.plan_for(
+        "zero2", training=training, model=FROZEN_TOWER, files=digits(checkpoint_every=SAVED_AT)
+    )
+    whole = train(frozen, tmp_path / "frozen")
+    files = digits(checkpoint_load=str(tmp_path / "frozen" / "checkpoints" / f"step-{SAVED_AT:08d}"))
+    plan = plans.plan_for(strategy, training=training, files=files)
+    rest = train(plan, tmp_path / "rest")
+    assert values(rest, "loss")[0] == pytest.approx(values(whole, "loss")[SAVED_AT], rel=FP32)
+    assert values(rest, "grad_norm")[0] > values(whole, "grad_norm")[SAVED_AT]
+    outcome = run(replace(plan, training=replace(training, seed=8)), tmp_path / "other seed")
+    assert outcome.statuses == [2, 2]
+    assert "follow from training.seed=7; this plan has training.seed=8" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ffn": 96}, "the model of this plan"),
+        ({"layers": 3}, "the checkpoint has no parameter parts.llm.blocks.2.attention.key.weight"),
+        ({"layers": 1}, "the model of this plan has no parameter parts.llm.blocks.1.attention.key.weight"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    change: dict[str, Any], message: str, trained: Curves, tmp_path: Path
+) -> None:
+    model = {**plans.MODEL, "components": {**plans.MODEL["components"], "llm": {**plans.LLM, **change}}}
     files = digits(checkpoint_load=str(trained("zero1") / "checkpoints"))
-    outcome = run(plans.plan_for("zero2", files=files), tmp_path)
+    outcome = run(plans.plan_for("zero1", files=files, model=model), tmp_path)
     assert outcome.statuses == [2, 2]
     assert "checkpoint.load" in outcome.output
-    assert "zero = 1, this plan 2" in outcome.output
+    assert outcome.output.count(message) == 1
+    assert "Traceback" not in outcome.output
 
 
 def test_the_deepspeed_launcher_trains(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dslaunch.planfile import plan_from_json, prediction_from_json, to_json
 from dslaunch.run.state import State, write_state
-from tests.command import CommandLine
+from tests.command import CommandLine, valid
 
 LLAMA = ("recipe=llama3_8b", "cluster=8xA100", "script=train.py")
 OTHER = (*LLAMA, "training.micro_batch=2")
@@ -91,15 +91,15 @@ def test_a_plan_of_an_earlier_run_shows_what_that_measured(site: Path, dslaunch:
     run = made_run(dslaunch, "first", LLAMA, time=1.3)
     assert dslaunch("calibrate", str(run), "-o", str(site / "efficiency.yaml")).status == 0
     shown = dslaunch("plan", *LLAMA, "--config-dir", str(site)).out
-    assert f"corrected by efficiency.yaml for {KEY}: time x1.2" in shown
-    assert "measured in first: step" in shown
+    assert f"by efficiency.yaml for {KEY}: time x1.2" in shown
+    assert "\nmeasured in first  step " in shown
     assert "what 1 run of yours leave open" in shown
     other = dslaunch("plan", *OTHER, "--config-dir", str(site)).out
-    assert "corrected by" in other
+    assert "by efficiency.yaml" in other
     assert "measured in" not in other
-    assert "corrected by" not in dslaunch("plan", *LLAMA).out
+    assert "by efficiency.yaml" not in dslaunch("plan", *LLAMA).out
     elsewhere = dslaunch("plan", "recipe=llama3_8b", "cluster=8xH100", "--config-dir", str(site)).out
-    assert "corrected by" not in elsewhere
+    assert "by efficiency.yaml" not in elsewhere
 
 
 def test_a_run_that_was_predicted_with_a_correction_teaches_of_the_shipped_rates(
@@ -240,3 +240,14 @@ def test_a_factor_that_no_run_taught_is_refused(site: Path, dslaunch: CommandLin
         ran = dslaunch("plan", *LLAMA, "--config-dir", str(site))
         assert ran.status == 2
         assert "where a factor from 0.1 to 10 belongs" in ran.err
+
+
+def test_json_says_what_was_learned_and_what_teaches_nothing(site: Path, dslaunch: CommandLine) -> None:
+    folders = [made_run(dslaunch, "good", LLAMA, time=1.3), made_run(dslaunch, "bad", LLAMA, status="failed")]
+    ran = dslaunch("calibrate", *map(str, folders), "--config-dir", str(site), "--json")
+    valid(ran.json, "dslaunch.calibrated/1", dslaunch)
+    (found,) = ran.json["corrections"]
+    assert (found["key"], found["before"]["time"]) == (KEY, 1.0)
+    assert found["after"]["time"] > 1.2
+    assert [(each["run"], "failed" in each["why"]) for each in ran.json["refused"]] == [("runs/bad", True)]
+    assert Path(ran.json["file"]).is_file()

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 
 from dslaunch.compose import compose
-from dslaunch.conffiles import names
+from dslaunch.conffiles import GROUPS, names
+from dslaunch.paths import data_root
 from dslaunch.schema.validate import validate
 from tests.command import RECIPE, CommandLine, make_site
 
@@ -42,6 +46,37 @@ def test_text_arrives_as_typed(key: str, value: str) -> None:
         assert isinstance(found, dict)
         found = found[part]
     assert found == value
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["training.global_batch=256", "training.global_batch=512"],
+        ["strategy.llm.tp=4", "strategy.every.recompute=full"],
+        ["cluster.hosts=[a,b]", "cluster.hosts=[c]"],
+        ["training.optimizer={lr: 1e-4, betas: [0.9, 0.98]}", "training.optimizer.lr=3e-5"],
+        ["layouts.64.llm={tp: 4}", "layouts.512={llm: {tp: 2}}"],
+        ["training.clip=null", "training.seed=0x10"],
+        ["model=llama3_8b", "cluster=64xA100", "model.components.llm.layers=2", "goal=cost"],
+        ["nosuch.key.at.all=[1, {a: b}]"],
+    ],
+)
+def test_single_keys_are_set_as_hydra_sets_them(typed: list[str]) -> None:
+    tree = compose("vla70b", typed).tree
+    root = data_root()
+    words = [word if word.split("=")[0] in GROUPS else f"++{word}" for word in typed]
+    with initialize_config_dir(config_dir=str(root / "recipes"), version_base="1.3"):
+        found = hydra_compose("vla70b", [f"hydra.searchpath=['file://{root}/conf','sized://any']", *words])
+    ours = {key: value for key, value in tree.items() if key not in ("recipe", "fabrics")}
+    assert ours == OmegaConf.to_container(found, resolve=True)
+
+
+def test_a_file_of_the_site_is_read_again_once_it_changed(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site", RECIPE)
+    before = compose("mine", [], site).tree["training"]["global_batch"]
+    (site / "recipes" / "mine.yaml").write_text(RECIPE.replace("global_batch: 64", "global_batch: 32"))
+    after = compose("mine", [], site).tree["training"]["global_batch"]
+    assert (before, after) == (64, 32)
 
 
 @pytest.mark.parametrize(

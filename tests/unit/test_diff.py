@@ -43,6 +43,15 @@ def test_a_larger_batch_is_convergence_and_asks_about_the_learning_rate(dslaunch
     assert any("0.0006" in question and "0.000424" in question for question in found["questions"])
 
 
+def test_what_else_changes_the_result_is_asked_about_once(dslaunch: CommandLine) -> None:
+    words = f"{ONE} training.optimizer.lr=1e-4 training.clip=0.5"
+    asked = dslaunch("diff", ONE, words, "--json").json["questions"]
+    assert asked == [
+        "The result changes with training.clip: 1.0 -> 0.5; training.lr: 0.0003 -> 0.0001: which earlier run is "
+        "it compared with?"
+    ]
+
+
 def test_a_micro_batch_is_performance_with_memory_and_file_beside_it(dslaunch: CommandLine) -> None:
     ran = dslaunch(
         "diff", ONE, f"{ONE} training.micro_batch=2", "--json", "--fail-on", "convergence,resources"
@@ -130,7 +139,7 @@ def test_a_revision_is_the_other_side_as_it_was(dslaunch: CommandLine, tmp_path:
     [
         (["a"], "diff takes two sides, found 1"),
         (["recipe=llama3_8b", "cluster=8xH100", "nowhere"], "found 3"),
-        (["nowhere", "nowhere"], "nowhere: nowhere: is no folder"),
+        (["nowhere", "nowhere"], "nowhere: no such folder"),
         (["cluster=8xH100", ONE], "names no recipe"),
         (["git:", ONE], "say git:REV or git:REV:FOLDER"),
         (["git:HEAD", "git:HEAD~1"], "but not of what"),

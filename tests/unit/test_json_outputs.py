@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 
 from dslaunch.review.json_schema import JOINED, names
 from dslaunch.run.state import State, write_state
-from tests.command import RECIPE, CommandLine, make_site
+from tests.command import RECIPE, CommandLine, make_site, valid
 
 DS_CONFIG = '{"train_batch_size": 64, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'
 SIDES = ["recipe=llama3_8b cluster=8xH100", "recipe=llama3_8b cluster=8xH100 training.micro_batch=2"]
 VERBS: dict[str, list[str]] = {
-    JOINED: ["plan", "recipe=vla70b", "cluster=64xA100", "--explain"],
+    JOINED: ["plan", "recipe=vla_tiny", "cluster=local", "--explain"],
     "dslaunch.recipes/1": ["recipes"],
     "dslaunch.models/1": ["models"],
     "dslaunch.clusters/1": ["clusters"],
@@ -37,19 +36,16 @@ ELSEWHERE = {
     "dslaunch.prediction/1": "the same",
     "dslaunch.compare/1": "test_runs.py",
     "dslaunch.report/1": "test_report.py",
-    "dslaunch.review/1": "test_diff_review.py",
+    "dslaunch.review/1": "tests/real/test_diff_review.py",
     "dslaunch.status/1": "test_a_run_and_its_machine_are_what_their_schemas_say",
     "dslaunch.logs/1": "the same",
     "dslaunch.stop/1": "the same",
+    "dslaunch.frame/1": "the same",
     "dslaunch.preflight-report/1": "the same",
+    "dslaunch.calibrated/1": "test_calibrate.py",
+    "dslaunch.forms/1": "tests/real/test_export.py",
 }
 """Outputs with a test of their own, and where it is."""
-
-
-def valid(value: Any, name: str, dslaunch: CommandLine) -> None:
-    schema = dslaunch("schema", name).json
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(value, schema)
 
 
 def test_every_output_with_a_schema_is_tried() -> None:
@@ -80,7 +76,7 @@ def test_a_run_and_its_machine_are_what_their_schemas_say(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "one"
     dslaunch("render", "recipe=vla_tiny", "cluster=local", "-o", str(run))
-    write_state(run, State("one", "local", "failed", exit_status=3))
+    write_state(run, State("one", "local", "failed", exit_status=3, work_dir=str(tmp_path)))
     for folder, file, text in (("ranks", "0.exit", "3\n"), ("logs", "rank-0.log", "it failed\n")):
         (run / folder).mkdir(exist_ok=True)
         (run / folder / file).write_text(text)
@@ -88,6 +84,8 @@ def test_a_run_and_its_machine_are_what_their_schemas_say(
         (["status", str(run)], "dslaunch.status/1"),
         (["logs", str(run), "--rank", "0"], "dslaunch.logs/1"),
         (["stop", str(run)], "dslaunch.stop/1"),
+        (["watch", str(run)], "dslaunch.frame/1"),
+        (["resume", str(run), "--from-scratch", "--dry-run"], "dslaunch.dry-run/1"),
         (
             ["preflight", "recipe=vla_tiny", "cluster=local", "preflight.collective=false"],
             "dslaunch.preflight-report/1",
@@ -105,6 +103,8 @@ def test_a_dry_run_holds_the_files_and_steps_that_it_prints(dslaunch: CommandLin
     assert [line for line in found["steps"] if line.startswith("write ")]
     launched = dslaunch("recipe=vla_tiny", "cluster=local", "--json")
     assert (launched.status, "belongs to --dry-run" in launched.err) == (2, True)
+    resumed = dslaunch("resume", "one", "--json")
+    assert (resumed.status, "belongs to --dry-run" in resumed.err) == (2, True)
 
 
 def test_a_key_that_is_not_in_the_schema_is_not_valid(dslaunch: CommandLine) -> None:

@@ -20,7 +20,8 @@ with step("something slow"):
     time.sleep(float(sys.argv[1]))
 with bar("three things", 3) as advance:
     for each in range(3):
-        time.sleep(float(sys.argv[1]) / 2)
+        with step("one of them"):
+            time.sleep(float(sys.argv[1]) / 2)
         advance(each)
 print("the result")
 """
@@ -76,6 +77,7 @@ def test_progress_shows_on_a_terminal_what_takes_longer_than_a_second() -> None:
     assert "something slow" in shown
     assert "three things" in shown
     assert "2/3" in shown
+    assert "one of them" not in shown
     assert shown.rstrip().endswith("\x1b[2K") or "\x1b[2K" in shown.splitlines()[-1]  # and is taken away
 
 

@@ -32,10 +32,12 @@ def memory(model: str, *words: str) -> MemoryGib:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_model_can_be_planned(path: Path) -> None:
-    model = Model.model_validate(yaml.safe_load(path.read_text()))
+    tree = yaml.safe_load(path.read_text())
+    model = Model.model_validate(tree)
     longest = getattr(model.components[model.trunk], "max_positions", 2048)
     tokens = own_tokens(model, model.trunk, min(1024, longest))
-    made, prediction = plan(path.stem, tokens)
+    words = ("recipe=llama3_8b", "cluster=64xH100", f"training.seq_len={tokens}")
+    made, prediction, _ = planned(*words, model=tree)
     assert set(made.components) == set(model.components)
     assert prediction.step_time_s > 0
     assert 0 < prediction.mfu < 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -167,49 +166,7 @@ def test_a_quotient_that_would_look_whole_is_left_out(dslaunch: CommandLine) -> 
 # --- strategy=auto
 
 
-def test_auto_says_what_other_than_memory_refuses(dslaunch: CommandLine) -> None:
-    err = refused(dslaunch, f"{VLA} strategy=auto strategy.sharding=fsdp2 training.global_batch=100")
-    assert "100 / (micro_batch 1 x dp 64" in err
-    assert "training.global_batch=64 or 128" in err
-    assert "more GPUs" not in err
-    heads = refused(dslaunch, f"{VLA} strategy=auto strategy.llm.tp=7")
-    assert "heads 64 / tp 7 = 9.143" in heads
-    assert "none of 0" not in heads
-
-
-def test_auto_takes_a_smaller_micro_batch_where_the_given_one_is_illegal(dslaunch: CommandLine) -> None:
-    llm = planned(dslaunch, f"{LLM} strategy=auto training.micro_batch=32")["components"]["llm"]
-    assert 32 % llm["micro_batch"] == 0
-    assert llm["micro_batch"] * llm["num_microbatches"] * llm["dp"] == 128
-    pinned = f"{LLM} strategy=auto strategy.llm.micro_batch=3"
-    assert "strategy.llm.micro_batch is 3" in refused(dslaunch, pinned)
-
-
 # --- remedies
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "plan recipe=vla70b cluster=16xA100",
-        "plan recipe=vla70b cluster=2x8xA100",
-        "plan recipe=vla70b cluster=16xA100 strategy=zero2",
-        "plan recipe=llama3_70b cluster=64xH100 strategy.llm.layers_per_stage=[5,5,5,65]",
-        "plan recipe=llama3_8b cluster=4xA10G strategy=zero2",
-    ],
-)
-def test_a_remedy_gives_the_figures_that_it_promises(dslaunch: CommandLine, words: str) -> None:
-    before = planned(dslaunch, words)
-    (finding,) = [f for f in before["findings"] if f["rule"] == "memory.gpu"]
-    promises = re.findall(r"(?:^|; )(\S.*?) \((\d+\.\d) GiB, step time x([\d.]+)(?:, by engine (\w+))?\)",
-                          finding["fix"].removeprefix("what would fit: "))  # fmt: skip
-    assert promises
-    for change, gib, times, engine in promises:
-        ran = dslaunch(f"{words} {change} --json")
-        assert ran.status == 0, ran.err
-        assert ran.json["peak_memory_gib"] == pytest.approx(float(gib), abs=0.051)
-        assert ran.json["step_time_s"] / before["step_time_s"] == pytest.approx(float(times), abs=0.0051)
-        assert ran.json["engine"]["name"] == (engine or before["engine"]["name"])
 
 
 # --- merging and words
@@ -224,16 +181,6 @@ def test_every_wins_over_the_recipes_layout_and_a_component_over_every(dslaunch:
 def test_one_is_singular_and_a_cpu_is_no_gpu(dslaunch: CommandLine) -> None:
     page = dslaunch("plan recipe=vla_tiny cluster.gpus_per_node=1").out
     assert "vla_tiny on 1 process on this machine" in page
-    assert "fullest process: rank 0" in page
-    assert "(the process has 8)" in page
+    assert "\nfullest process  rank 0: " in page
+    assert "; the process has 8; band 0.5 to " in page
     assert "the GPU has" not in page
-
-
-@pytest.mark.parametrize("gpus", [8, 64])
-def test_auto_takes_no_engine_whose_script_has_no_flags_for_the_model(
-    dslaunch: CommandLine, gpus: int
-) -> None:
-    words = f"plan recipe=mixtral_8x7b cluster={gpus}xH100 strategy=auto"
-    assert planned(dslaunch, words)["engine"]["name"] != "megatron_deepspeed"
-    err = refused(dslaunch, f"{words} engine=megatron_deepspeed")
-    assert "components.llm.experts: Megatron-DeepSpeed's pretrain script has no flags for it" in err

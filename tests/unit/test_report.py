@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from dslaunch.run.state import State, append_event, write_state
-from tests.command import CommandLine
+from tests.command import CommandLine, valid
 from tests.real.parts import need
-from tests.unit.test_json_outputs import valid
 
 need("vl_convert")
 HOSTILE = "</script><script>alert(1)</script>"
@@ -131,7 +130,7 @@ def _step(number: int, loss: float) -> dict[str, object]:
     ("words", "said"),
     [
         (["-o", "x.html"], "report takes one folder"),
-        (["nowhere", "-o", "x.html"], "nowhere: is no folder"),
+        (["nowhere", "-o", "x.html"], "nowhere: no such folder"),
         (["git:HEAD", "-o", "x.html"], "git:HEAD:FOLDER"),
         (["recipe=llama3_8b", "cluster=8xH100", "-o", "no/x.html"], "there is no folder no"),
     ],

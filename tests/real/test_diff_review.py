@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 import yaml
 
 from dslaunch.review.changes import FileChange
 from dslaunch.review.difference import Difference
-from dslaunch.reviewing import Entry, Review, Reviewed, comment
+from dslaunch.reviewing import MARKER, Entry, Review, Reviewed, comment
 from dslaunch.sides import named
-from tests.command import RECIPE, CommandLine, make_site
-from tests.unit.test_json_outputs import valid
+from tests.command import RECIPE, CommandLine, make_site, valid
+from tests.real.parts import need
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["recipe=mine", "cluster=16xH100"]
@@ -207,12 +212,135 @@ def test_the_action_reviews_a_recorded_event(site: Path, tmp_path: Path) -> None
     assert "TP2" in text
     assert "is stale" in text
     assert "2 of 2 plans change, 1 must not land" in text
-    assert json.loads(Path(output["sarif"]).read_text())["version"] == "2.1.0"
-    assert text.startswith(_marker_that_the_comment_step_looks_for())
+    (run,) = json.loads(Path(output["sarif"]).read_text())["runs"]
+    places = [each["locations"][0]["physicalLocation"] for each in run["results"]]
+    recipe = (site / "recipes" / "mine.yaml").read_text().splitlines()
+    lines = [
+        recipe[place["region"]["startLine"] - 1]
+        for place in places
+        if place["artifactLocation"]["uri"] == "site/recipes/mine.yaml"
+    ]
+    assert "training:" in lines
+    assert text.startswith(f"{MARKER}\n")
 
 
-def _marker_that_the_comment_step_looks_for() -> str:
-    return str(_step("Comment")["run"].split('startswith("')[1].split('"')[0])
+class _Host(BaseHTTPRequestHandler):
+    """Keeps the comments of one change as GitHub's and GitLab's interfaces do."""
+
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._answer(self.server.notes)
+
+    def do_POST(self) -> None:
+        note = {"id": 40 + len(self.server.notes), "body": self._body()}
+        self.server.notes.append(note)
+        self._answer(note)
+
+    def do_PUT(self) -> None:
+        (note,) = [n for n in self.server.notes if self.path.endswith(f"/{n['id']}")]
+        note["body"] = self._body()
+        self._answer(note)
+
+    def do_PATCH(self) -> None:
+        self.do_PUT()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _body(self) -> str:
+        sent = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        form = self.headers["Content-Type"] == "application/x-www-form-urlencoded"
+        return str(parse_qs(sent)["body"][0] if form else json.loads(sent)["body"])
+
+    def _answer(self, value: object) -> None:
+        allowed = "secret" in (self.headers["PRIVATE-TOKEN"] or self.headers["Authorization"] or "")
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+
+class _Server(ThreadingHTTPServer):
+    notes: list[dict[str, Any]]
+
+
+@pytest.fixture
+def host() -> Iterator[_Server]:
+    """A server whose comments begin with somebody else's."""
+    server = _Server(("127.0.0.1", 0), _Host)
+    server.notes = [{"id": 7, "body": "Nice."}]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+GH = """\
+#!/bin/bash
+# The part of `gh api` that the action uses, on curl and jq.
+set -euo pipefail
+method=GET filter=. data=() path=
+while (($#)); do
+  case $1 in
+    api | --paginate | --silent) ;;
+    --method) method=$2; shift ;;
+    --jq) filter=$2; shift ;;
+    -F)
+      data=(--json "$(jq -n --rawfile body "${2#body=@}" '{body: $body}')")
+      [[ $method != GET ]] || method=POST
+      shift
+      ;;
+    *) path=$1 ;;
+  esac
+  shift
+done
+curl -sSf -H "Authorization: $GH_TOKEN" -X "$method" "${data[@]}" "$GH_URL/$path" | jq -r "$filter"
+"""
+
+
+def _run(script: str, **environment: str) -> int:
+    path = f"{Path.cwd()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        env={**os.environ, "PATH": path, **environment}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 6), done.stderr
+    return done.returncode
+
+
+def test_the_actions_comment_is_written_once_and_then_updated(site: Path, host: _Server) -> None:
+    need("curl", "jq")
+    Path("gh").write_text(GH)
+    Path("gh").chmod(0o755)
+    for said in ("first", "second"):
+        Path("comment.md").write_text(f"{MARKER}\n{said}\n")
+        _run(
+            _step("Comment")["run"], GH_URL=f"http://127.0.0.1:{host.server_port}", GH_TOKEN="secret", PULL="7",
+            GITHUB_REPOSITORY="owner/site", COMMENT="comment.md",
+        )  # fmt: skip
+        assert [note["body"] for note in host.notes] == ["Nice.", f"{MARKER}\n{said}\n"]
+
+
+def test_the_gitlab_job_writes_one_note_and_fails_where_a_plan_must_not_land(site: Path, host: _Server) -> None:
+    need("curl")
+    page = (ROOT / "docs" / "review.md").read_text(encoding="utf-8")
+    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "CI_API_V4_URL" in text]
+    install, *lines = yaml.safe_load(block)["plans"]["script"]
+    assert install.startswith("pip install")
+    variables = {
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": _git("rev-parse", "HEAD"), "REVIEW_TOKEN": "secret",
+        "CI_API_V4_URL": f"http://127.0.0.1:{host.server_port}/api/v4", "CI_PROJECT_ID": "3",
+        "CI_MERGE_REQUEST_IID": "9",
+    }  # fmt: skip
+    _change(site, "mine", "seq_len: 4096", "seq_len: 4096\n  micro_batch: 2")
+    assert _run("\n".join(lines), **variables) == 6
+    assert "is stale" in host.notes[1]["body"]
+    _git("checkout", "-q", ".")
+    assert _run("\n".join(lines), **variables) == 0
+    assert "nothing speaks against it" in host.notes[1]["body"]
+    assert len(host.notes) == 2
 
 
 def test_the_hook_runs_what_there_is(site: Path, dslaunch: CommandLine) -> None:
