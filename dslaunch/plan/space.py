@@ -118,8 +118,11 @@ def layouts(
 
 
 def schedule(config: RunConfig, family: Family) -> str:
-    """The order of micro-batches: vpp needs the interleaved one."""
-    return "interleaved" if family.vpp > 1 else config.training.schedule
+    """The order of micro-batches: vpp needs the interleaved one, which is 1F1B where stages are whole."""
+    if family.vpp > 1:
+        return "interleaved"
+    wanted = config.training.schedule
+    return "1f1b" if wanted == "interleaved" else wanted
 
 
 def scheduled(config: RunConfig, wanted: str) -> RunConfig:
@@ -200,13 +203,12 @@ def _splits(
     if group.pinned("pp") not in (None, pp) or (pp > 1 and "pp" not in engine.degrees):
         return []
     wanted = config.training.schedule
-    plain = [] if wanted == "interleaved" and group.trunk else [1]
     several: list[int] = []
     if group.trunk and pp > 1 and wanted != "gpipe" and {"interleaved"} <= engine.schedules:
         several = [vpp for vpp in divisors(shapes.layers(components[0][0])) if vpp > 1]
     return [
         vpp
-        for vpp in _chosen(group.pinned("vpp"), plain + several)
+        for vpp in _chosen(group.pinned("vpp"), [1, *several])
         if all(_split(component, pin, pp, vpp) for component, pin in components)
     ]
 

@@ -100,3 +100,9 @@ def test_auto_says_why_nothing_fits(dslaunch: CommandLine) -> None:
     assert ran.status == 3
     assert "none of" in ran.err
     assert "GiB" in ran.err
+
+
+def test_a_recipe_whose_own_layout_is_interleaved_may_take_whole_stages(dslaunch: CommandLine) -> None:
+    found = planned(dslaunch, "plan recipe=llama3_405b cluster=512xH100 strategy=auto")
+    vpp = found["components"]["llm"]["vpp"]
+    assert found["training"]["schedule"] == ("interleaved" if vpp > 1 else "1f1b")
