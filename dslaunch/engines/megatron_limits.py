@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.megatron_catalogue import megatron_versions
 from dslaunch.engines.versions import named
-from dslaunch.model.shapes import counted_ends
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 
@@ -39,7 +38,6 @@ def combinations(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
             *_experts(config, name, decoder, layout),
             *_expert_biases(name, decoder, layout, version),
             *_dispatched(config, name, decoder, layout),
-            *_virtual_stages(name, layout),
         )
     ]
 
@@ -118,12 +116,3 @@ def _dispatched(config: RunConfig, name: str, decoder: Decoder, layout: Layout) 
         yield f"{key}, but every rank has all experts of {name} whole: nothing travels. Leave it out, or raise ep"
     if gpu.accelerator != "cuda" or gpu.name.startswith("V100"):
         yield f"{key}: DeepEP runs on GPUs of NVIDIA from Ampere on, and the cluster has {gpu.name}. Leave it out"
-
-
-def _virtual_stages(name: str, layout: Layout) -> Iterator[str]:
-    stages = layout.layers_per_stage
-    if any(count % layout.vpp for count in stages) and not any(counted_ends(stages, layout.vpp)):
-        yield (
-            f"strategy.{name}.layers_per_stage is {list(stages)}: each stage is cut into vpp "
-            f"{layout.vpp} equal parts. Choose counts that are multiples of {layout.vpp}"
-        )
