@@ -49,12 +49,14 @@ class File:
     python: PythonScript. checkpoint: Checkpoint. other: None."""
     positions: Mapping[Path, Position] = field(default_factory=lambda: MappingProxyType({}))
     problems: tuple[Problem, ...] = ()
+    inside: bool = False
+    """A document within a script: `text` is the whole script."""
 
     def at(self, *path: str | int) -> Position:
         """Where the key at `path` stands, or the nearest one above it."""
         while path and path not in self.positions:
             path = path[:-1]
-        return self.positions[path] if path else START
+        return self.positions.get(path, START)
 
     def get(self, *path: str) -> Any:
         """The value at `path` of a JSON or YAML document, or None where it isn't there."""

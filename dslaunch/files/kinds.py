@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 Kind = Literal[
     "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args",
-    "shell", "env", "deepspeed_env", "torch", "preflight", "accelerate", "kubernetes", "yaml",
+    "shell", "env", "deepspeed_env", "torch", "preflight", "blueprint", "accelerate", "kubernetes", "yaml",
     "python", "hf_model", "checkpoint", "other",
 ]  # fmt: skip
 
@@ -17,6 +17,7 @@ _SCHEMAS: dict[str, Kind] = {
     "dslaunch.manifest": "manifest",
     "dslaunch.torch": "torch",
     "dslaunch.preflight": "preflight",
+    "dslaunch.blueprint": "blueprint",
 }
 _DEEPSPEED_KEYS = frozenset({
     "activation_checkpointing", "bf16", "fp16", "gradient_accumulation_steps", "gradient_clipping", "optimizer",
@@ -40,6 +41,11 @@ _MODEL_KEYS = frozenset({
     "architectures", "hidden_size", "n_embd", "d_model", "text_config", "transformers_version",
 })  # fmt: skip
 """Keys of a Hugging Face model's config.json; one of them stands beside model_type."""
+_NEOX_KEYS = frozenset({
+    "pipe_parallel_size", "model_parallel_size", "num_layers", "num_attention_heads", "max_position_embeddings",
+    "seq_length",
+})  # fmt: skip
+"""Keys of GPT-NeoX's arguments, which hold DeepSpeed's among their own; a file of them has at least two."""
 _DEEPSPEED_NAME = re.compile(r"(?:^|[_.-])(?:ds|deepspeed|zero_?\d?)(?:[_.-]|$)", re.IGNORECASE)
 _HF_NAME = re.compile(r"(?:hf|training|trainer)[_-]?arg", re.IGNORECASE)
 _JSON_NAME = re.compile(r"\.h?json$", re.IGNORECASE)
@@ -63,7 +69,8 @@ _LOOKED_AT = 20_000
 
 def looks_like_json(name: str, text: str) -> bool:
     """Worth parsing as JSON: it opens with a brace, or its name says so."""
-    return _JSON_NAME.search(name) is not None or text.lstrip("\ufeff \t\r\n").startswith("{")
+    opens = text.lstrip("\ufeff \t\r\n").startswith("{") and not looks_like_yaml(name)
+    return opens or _JSON_NAME.search(name) is not None
 
 
 def looks_like_yaml(name: str) -> bool:
@@ -81,6 +88,8 @@ def json_kind(name: str, value: Any) -> Kind:
         return "hf_arguments"
     if isinstance(value, dict) and isinstance(value.get("model_type"), str) and _MODEL_KEYS & value.keys():
         return "hf_model"
+    if isinstance(value, dict) and len(_NEOX_KEYS.intersection(key.replace("-", "_") for key in value)) >= 2:
+        return "json"
     known = isinstance(value, dict) and not _DEEPSPEED_KEYS.isdisjoint(value)
     return "deepspeed_json" if known or _DEEPSPEED_NAME.search(stem.rpartition(".")[0] or stem) else "json"
 

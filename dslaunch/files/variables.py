@@ -29,6 +29,7 @@ _PIECE = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _REFERENCE = re.compile(r"(\"?)\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})\1")
+_DEFAULT_ALONE = re.compile(r"\$\{[A-Za-z_]\w*:?-[^{}]*\}")
 _BARE_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\}?")
 _MAX_CHARACTERS = 1_000_000
 """What one script's variables may fill in, in all."""
@@ -129,7 +130,10 @@ class Variables:
         value = self.values.get(name)
         if match and value and (not match[1] or (value.array and match[4])):
             return self._paid(value.words, token)
-        return [self._filled(token)]
+        filled = self._filled(token)
+        if filled.known and _DEFAULT_ALONE.fullmatch(self.text, token.start, token.end):
+            return [Word(part, filled.at) for part in filled.text.split()]
+        return [filled]
 
     def _split(self, token: Token) -> list[Word]:
         """A word without its outer quotes, parted at its blanks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslaunch.errors import listed
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import Path, dotted
 from dslaunch.planfile import Plan
@@ -13,6 +14,7 @@ from dslaunch.rules.settings import Settings
 from dslaunch.rules.values import ACCELERATE_FILLED, HF_FILLED, fits, is_placeholder
 
 _BATCH = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
+_LISTED = 4
 _FIX = "Write the value, or let Hugging Face Trainer or accelerate read this file."
 
 
@@ -26,12 +28,21 @@ _FIX = "Write the value, or let Hugging Face Trainer or accelerate read this fil
 def auto(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """`auto` where nobody fills it in."""
     for file in files.of("deepspeed_json"):
+        left_open = []
         for path, entry in _autos(file):
             if settings.huggingface and dotted(path) in HF_FILLED | ACCELERATE_FILLED:
                 continue
-            severity, raised_by, effect = _effect(path, entry, settings)
+            if settings.huggingface is None and (_is_pydantic(entry) or dotted(path) in HF_FILLED):
+                left_open.append(path)
+                continue
+            severity, raised_by, effect = _effect(path, entry)
             message = f"'{dotted(path)}' is auto; {effect}."
             yield hit(file, path, message, _FIX, severity=severity, raised_by=raised_by)
+        if left_open:
+            names = listed((dotted(path) for path in left_open), limit=_LISTED)
+            verb = "is" if len(left_open) == 1 else "are"
+            message = f"{names} {verb} auto; only Hugging Face fills that in; whether it reads this isn't known."
+            yield hit(file, left_open[0], message, _FIX, severity="info", raised_by="nobody")
 
 
 def _autos(file: File) -> Iterator[tuple[Path, Entry | None]]:
@@ -63,18 +74,13 @@ def _leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
         yield path, value
 
 
-def _effect(
-    path: Path, entry: Entry | None, settings: Settings
-) -> tuple[Severity | None, RaisedBy | None, str]:
-    pydantic = entry is not None and entry.section.parser == "pydantic"
-    if settings.huggingface is None and (pydantic or dotted(path) in HF_FILLED):
-        return (
-            "info",
-            "nobody",
-            "only Hugging Face fills it in, and it isn't known whether it reads this file",
-        )
+def _effect(path: Path, entry: Entry | None) -> tuple[Severity | None, RaisedBy | None, str]:
     if dotted(path) in _BATCH:
         return None, "DeepSpeedConfig", "DeepSpeed computes with the text and raises TypeError at start-up"
-    if pydantic:
+    if _is_pydantic(entry):
         return "wrong", "nobody", "nobody fills it in, and DeepSpeed takes its default without a word"
     return None, None, "DeepSpeed takes the text as the value and fails when it is used"
+
+
+def _is_pydantic(entry: Entry | None) -> bool:
+    return entry is not None and entry.section.parser == "pydantic"

@@ -40,6 +40,19 @@ def buckets(config: Config) -> Iterator[Hit]:
         yield config.hit(reduce if size else gather, message, "Use 1e8 to 5e8 elements.")
 
 
+@config_rule("zero.overlap", severity="info", evidence=_BUFFERS)
+def overlap(config: Config) -> Iterator[Hit]:
+    """overlap_comm left out at stage 1 or 2 on several nodes: it is off there, and on at stage 3."""
+    key = f"{ZERO}.overlap_comm"
+    several = config.plan is None and (config.settings.nodes or 1) > 1 and config.stages == 1
+    if several and config.stage in (1, 2) and not config.has(key):
+        message = (
+            f"overlap_comm isn't given, and is off at stage {config.stage}: gradients are reduced over "
+            f"{config.settings.nodes} nodes after the backward pass, not during it."
+        )
+        yield config.hit(key, message, "Write true, or false if that is meant.")
+
+
 @config_rule("zero.thresholds", severity="memory", evidence=_BUFFERS)
 def thresholds(config: Config) -> Iterator[Hit]:
     """Thresholds of ZeRO-3 that keep whole layers on each GPU, or none at all."""

@@ -13,6 +13,7 @@ from dslaunch.planfile import Finding, Plan, plan_from_json
 from dslaunch.rules.inputs import incomplete
 from dslaunch.rules.known import told
 from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
+from dslaunch.rules.scripts_dicts import hits_in_scripts
 from dslaunch.rules.selection import EVERY_RULE, Selection, is_silenced, silenced
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings, of_plan
 
@@ -64,13 +65,18 @@ def hits(
     plan: Plan | None, files: FileSet, settings: Settings, selection: Selection = EVERY_RULE
 ) -> Iterator[tuple[Rule, Hit]]:
     """What each rule that holds for the version says, unsorted, and no more than `MAX_HITS` of each."""
-    for rule in rules().values():
-        if rule.holds_for(settings) and selection.takes(rule):
-            found = iter(rule.check(plan, files, settings))
-            yield from ((rule, hit) for hit in islice(found, MAX_HITS))
-            if more := next(found, None):
-                message = f"this is one of more than {MAX_HITS} such places; the rest isn't listed."
-                yield rule, replace(more, message=message, edit=None)
+    asked = [rule for rule in rules().values() if rule.holds_for(settings) and selection.takes(rule)]
+    said: set[tuple[str, Hit]] = set()
+    for rule in asked:
+        found = iter(rule.check(plan, files, settings))
+        for hit in islice(found, MAX_HITS):
+            said.add((rule.id, hit))
+            yield rule, hit
+        if more := next(found, None):
+            message = f"this is one of more than {MAX_HITS} such places; the rest isn't listed."
+            yield rule, replace(more, message=message, edit=None)
+    if plan is None:
+        yield from hits_in_scripts(files, settings, asked, said)
 
 
 def _of_folder(job: Job) -> Iterator[tuple[Rule, Hit]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslaunch.errors import listed
-from dslaunch.files.fileset import FileSet
+from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments
+from dslaunch.files.position import START
+from dslaunch.files.script import ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
@@ -89,6 +91,8 @@ def forwarding(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         launchers = [command.launcher("deepspeed") for command in script.launches]
         if not any(launcher and _over_nodes(launcher.options) for launcher in launchers):
             continue
+        if any(found.name == "AISC_JOB_NAME" for found in script.assignments):
+            yield from _left_by_aisc(file, script, handed)
         for found in script.assignments:
             if found.name.startswith(_NEEDED) and found.name not in handed | _PER_NODE:
                 message = (
@@ -96,6 +100,37 @@ def forwarding(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
                 )
                 yield Hit(file.name, found.at, message, "Write it in .deepspeed_env (NAME=VALUE) too.")
                 return
+
+
+def _left_by_aisc(file: File, script: ShellScript, handed: set[str]) -> Iterator[Hit]:
+    """Two variables of the fabric that the launcher leaves out on Azure's AISC."""
+    for found in script.assignments:
+        if found.name in ("NCCL_IB_HCA", "UCX_NET_DEVICES") and found.name not in handed:
+            message = f"{found.name} reaches this node alone where AISC_JOB_NAME is set."
+            yield Hit(file.name, found.at, message, "Write it in .deepspeed_env (NAME=VALUE) too.")
+
+
+@rule("deepspeed-env.local", severity="info", raised_by="nobody", evidence=_RUNNER)
+def local(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A .deepspeed_env beside a launch on one node, which doesn't read it."""
+    launchers = [command.launcher("deepspeed") for _, command in files.launches()]
+    started = [launcher.options for launcher in launchers if launcher is not None]
+    if started and not any(options.has("--hostfile", "-H", "--force_multi") for options in started):
+        for file in files.of("deepspeed_env"):
+            message = "read for several nodes alone (unless /job/hostfile is there): on one node nothing is set."
+            yield Hit(file.name, START, message, "Export the variables in the script.")
+
+
+@rule("deepspeed-env.two", severity="info", raised_by="nobody", evidence=_RUNNER)
+def two(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A variable in two .deepspeed_env, of which that of the current folder counts."""
+    seen: dict[str, tuple[str, str]] = {}
+    for file in files.of("deepspeed_env"):
+        for entry in file.value:
+            value, first = seen.setdefault(entry.name, (entry.value, file.name))
+            if entry.name and first != file.name and value != entry.value:
+                message = f"{entry.name} has another value in {first}; that of the folder where it starts counts."
+                yield Hit(file.name, entry.at, message, "Keep one of them.")
 
 
 def _over_nodes(options: Arguments) -> bool:

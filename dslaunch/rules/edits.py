@@ -65,8 +65,8 @@ def _without(text: str, start: int, end: int) -> Edit:
 
 
 def _start(file: File, path: Path) -> tuple[Position | None, int]:
-    """Where the key at `path` stands, as position and offset; None where it isn't there."""
-    at = file.positions.get(path)
+    """Where the key at `path` stands, as position and offset; None where it isn't there, or within a script."""
+    at = None if file.inside else file.positions.get(path)
     return at, Lines(file.text).offset(at) if at else 0
 
 

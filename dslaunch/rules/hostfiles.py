@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
+from dslaunch.rules.known import gpus_per_node
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -38,12 +39,17 @@ def names(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
 @rule("hostfile.gpus", severity="error", raised_by="nobody", evidence=f"{_RUNNER}, launch.py 0.19.8")
 def gpus(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """More slots than a node has GPUs."""
-    for file in files.of("hostfile") if plan else ():
-        assert plan is not None
-        have = plan.cluster.gpus_per_node
+    have = max(plan.cluster.slots, default=plan.cluster.gpus_per_node) if plan else _of_job(files)
+    for file in files.of("hostfile") if have is not None else ():
         for line in (line for line in file.value if line.host and line.slots > have):
             message = (
                 f"{line.host} has slots={line.slots}, and a node has {have} GPUs: invalid device "
                 "when it starts."
             )
             yield Hit(file.name, Position(line.line, 1), message, f"Write slots={have}.")
+
+
+def _of_job(files: FileSet) -> int | None:
+    """GPUs of a node as the only batch script asks for them; None where that isn't told."""
+    asked = {gpus_per_node(script) for _, script in files.scripts() if script.directives}
+    return asked.pop() if len(asked) == 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import Config, configs
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts_tree import scripts
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.values import shown
 
@@ -57,7 +59,24 @@ def arguments(files: FileSet) -> dict[str, Argument]:
                     found[flag.name.removeprefix("--").replace("-", "_")] = Argument(
                         value, file.name, flag.at
                     )
-    return found
+    return found or _of_scripts(files)
+
+
+def _of_scripts(files: FileSet) -> dict[str, Argument]:
+    """What a script hands to TrainingArguments together with a DeepSpeed configuration, where one call does."""
+    calls = [
+        (script, call) for script in scripts(files) for call in script.calls
+        if call.method.endswith(("Arguments", "Config")) and call.keyword("deepspeed") is not None
+    ]  # fmt: skip
+    if len(calls) != 1 or calls[0][1].unpacks:
+        return {}
+    script, call = calls[0]
+    given = {each.arg: each.value for each in call.node.keywords if each.arg}
+    return {
+        name: Argument(constant.value, script.path, script.python.at(value))
+        for name, value in given.items()
+        if isinstance(constant := script.bound(value), ast.Constant)
+    }
 
 
 def _typed(values: tuple[str, ...]) -> Any:
@@ -111,7 +130,7 @@ def _is_unset(name: str, value: Any) -> bool:
 def strict_json(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A file that DeepSpeed reads and Hugging Face, which takes strict JSON, doesn't."""
     for file in files.of("deepspeed_json") if settings.huggingface else ():
-        if file.value is None:
+        if file.value is None or file.inside:
             continue
         try:
             json.loads(file.text)

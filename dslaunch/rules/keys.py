@@ -210,12 +210,12 @@ def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
 def _respelt(file: File, entry: Entry) -> Edit | None:
     """The one key of the section that a slip of the pen leads to, where it doesn't stand beside it."""
     name, siblings = entry.path[-1], file.get(*entry.path[:-1]) if len(entry.path) > 1 else file.value
-    near = [key for key in entry.section.keys if _is_slip(name, key)]
+    near = [key for key in entry.section.keys if is_slip(name, key)]
     meant = near[0] if len(near) == 1 and near[0] not in siblings else ""
     return renamed(file, entry.path, meant) if meant else None
 
 
-def _is_slip(name: str, right: str) -> bool:
+def is_slip(name: str, right: str) -> bool:
     """Whether one letter too many, too few, wrong, or swapped with the next makes `name` of `right`."""
     pairs = zip(name, right, strict=False)
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(name), len(right)))

@@ -9,8 +9,10 @@ from dslaunch.files.commands import CommandLine, Launcher
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_told
 from dslaunch.files.position import Position
+from dslaunch.files.script import ShellScript
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
+from dslaunch.rules.known import gpus_per_node
 from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.settings import Settings
 
@@ -88,7 +90,7 @@ def filter_text(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
     for launch in launches(files):
         for names in (INCLUDE, EXCLUDE):
             text = launch.value(names)
-            if text and _parsed(text) is None:
+            if text and slots_of(text) is None:
                 message = (
                     f"{text[:60]!r} isn't HOST:SLOT,SLOT@HOST: ValueError (no ranges, no commas "
                     "between hosts)."
@@ -98,7 +100,7 @@ def filter_text(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                 )
 
 
-def _parsed(text: str) -> dict[str, list[int]] | None:
+def slots_of(text: str) -> dict[str, list[int]] | None:
     """Slots by host, empty for all of a host's; None where DeepSpeed can't read it."""
     found: dict[str, list[int]] = {}
     for part in text.split("@"):
@@ -120,7 +122,7 @@ def filter_host(_plan: Plan | None, files: FileSet, settings: Settings) -> Itera
     """A filter that names a host or a slot which isn't there, or leaves none."""
     for launch in launches(files):
         for names in (INCLUDE, EXCLUDE):
-            parsed = _parsed(launch.value(names)) if launch.value(names) else None
+            parsed = slots_of(launch.value(names)) if launch.value(names) else None
             if parsed and launch.hosts is not None:
                 yield from _absent(launch, names, parsed, launch.hosts)
 
@@ -150,7 +152,7 @@ def _absent(
 def filter_order(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An --include in another order than the hostfile, whose first host has rank 0."""
     for launch in launches(files):
-        wanted = [host for host in _parsed(launch.value(INCLUDE)) or {} if host in (launch.hosts or {})]
+        wanted = [host for host in slots_of(launch.value(INCLUDE)) or {} if host in (launch.hosts or {})]
         ranked = [host for host in launch.hosts or {} if host in wanted]
         if wanted != ranked:
             message = f"ranks are given out in the hostfile's order: {ranked[0]} has rank 0, not {wanted[0]}."
@@ -192,6 +194,8 @@ def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
         for found in (*launch.command.environment, *_before(launch)):
             if found.name != "CUDA_VISIBLE_DEVICES" or not found.value:
                 continue
+            if _is_all(found.value) and not _beyond(found.value, launch.file.value):
+                break
             told = launch.has(*INCLUDE, *EXCLUDE, *GPUS) or (launch.count(NODES) or 0) > 1
             if launch.has(*HOSTFILE):
                 message = (
@@ -203,10 +207,26 @@ def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
                     "CUDA_VISIBLE_DEVICES beside --num_gpus or a filter is deleted: devices count from 0."
                 )
                 yield Hit(launch.file.name, found.at, message, fix)
+            elif beyond := _beyond(found.value, launch.file.value):
+                message = f"device {beyond} of CUDA_VISIBLE_DEVICES isn't among the job's GPUs: ValueError."
+                yield Hit(launch.file.name, found.at, message, "Count the job's devices from 0.", "error")
             elif found.value.startswith(("GPU-", "MIG-")):
                 message = "the launcher reads CUDA_VISIBLE_DEVICES as numbers: ValueError for an identifier."
                 yield Hit(launch.file.name, found.at, message, "Use numbers, or torchrun.", "error")
             break
+
+
+def _is_all(devices: str) -> bool:
+    """Whether the devices are those that count from 0 anyway: `0,1,2,3`."""
+    named = devices.split(",")
+    return len(named) > 1 and named == [str(number) for number in range(len(named))]
+
+
+def _beyond(devices: str, script: ShellScript) -> str:
+    """The first device that a job of SLURM doesn't have on a node; empty where that isn't known."""
+    have = gpus_per_node(script)
+    named = [each for each in devices.split(",") if each.isdecimal()]
+    return next((each for each in named if have is not None and int(each) >= have), "")
 
 
 def _before(launch: Launch) -> list[Assignment]:

@@ -9,7 +9,7 @@ from dslaunch.engines.deepspeed_keys import release
 from dslaunch.errors import listed, nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
-from dslaunch.rules.launcher import EXCLUDE, GPUS, HOSTFILE, INCLUDE, NODES, Launch, launches
+from dslaunch.rules.launcher import EXCLUDE, GPUS, HOSTFILE, INCLUDE, NODES, Launch, launches, slots_of
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -163,6 +163,11 @@ def backend_limits(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
         if backend in ("slurm", "mpich", "impi", "mvapich") and len(set(hosts.values())) > 1:
             message = f"--launcher {backend} needs the same slots on each host: ValueError."
             yield launch.hit(HOSTFILE, message, "Write the same number for each, or use pdsh.")
+        chosen = slots_of(launch.value(INCLUDE)) or {}
+        uneven = any(sorted(slots) != list(range(len(slots))) for slots in chosen.values())
+        if backend == "slurm" and uneven:
+            message = "--launcher slurm takes slots from 0 on alone: ValueError."
+            yield launch.hit(INCLUDE, message, "Name hosts without slots, or use pdsh.")
         for name in ("--module", "--no_python", "--no_local_rank"):
             if backend == "slurm" and launch.has(name):
                 message = f"--launcher slurm drops {name}: it runs `python -u SCRIPT`."

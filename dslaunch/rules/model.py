@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,8 @@ from dslaunch.rules.topology import component
 _TABLE = Path(__file__).with_name("transformers_models.json")
 PLAN = "the plan"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_MODEL = re.compile(r"For[A-Z]|AutoModel|LMHeadModel")
+"""Classes that a script may train."""
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 
 
@@ -88,6 +91,11 @@ def model_of(config: Config, files: FileSet) -> Model | None:
     """The model that a DeepSpeed JSON is for; None where nothing tells, or more than one is told of."""
     if config.plan is not None:
         return _of_plan(config.plan, config.file)
+    return model_in(files)
+
+
+def model_in(files: FileSet) -> Model | None:
+    """The model that the files tell of; None where none does, or more than one."""
     found = [_of_config(file) for file in files.of("hf_model") if isinstance(file.value, dict)]
     found = found or list(_of_scripts(files))
     return found[0] if len(found) == 1 else None
@@ -107,7 +115,8 @@ def known_models() -> Mapping[str, Known]:
 def types_of_classes() -> Mapping[str, str]:
     """The model type of each class that a script may train, such as LlamaForCausalLM."""
     rows = json.loads(_TABLE.read_text(encoding="utf-8"))["models"]
-    return {row["class"]: name for name, row in reversed(rows.items())}
+    named_alike = sorted(rows, key=lambda name: rows[name]["class"].lower().startswith(name.replace("_", "")))
+    return {rows[name]["class"]: name for name in named_alike}
 
 
 def _of_plan(plan: Plan, file: File) -> Model | None:
@@ -128,9 +137,9 @@ def _of_scripts(files: FileSet) -> Iterator[Model]:
     """A class of transformers that a script loads; nothing where it loads others too."""
     for script in scripts(files):
         loaded = [call.owner for call in script.methods("from_pretrained", "from_config", "_from_config")]
-        ours = (name for name in loaded if name.startswith("transformers."))
-        models = {name for name in ours if "For" in name or "AutoModel" in name}
-        names = {types_of_classes().get(name.rpartition(".")[2]) for name in models}
+        models = {name for name in loaded if _MODEL.search(name.rpartition(".")[2])}
+        ours = {name for name in models if name.startswith("transformers.")}
+        names = {types_of_classes().get(name.rpartition(".")[2]) if name in ours else None for name in models}
         if len(names) == 1 and (name := names.pop()):
             yield Model(script.path.rpartition("/")[2], (name,), ())
 

@@ -66,6 +66,19 @@ def autotp_model(config: Config, model: Model) -> Iterator[Hit]:
         yield config.hit(f"{_TP}.autotp_size", message, fix)
 
 
+@model_rule("autotp.heads", severity="slow", evidence=f"deepspeed/module_inject/auto_tp.py 0.19.8; {_WITH}")
+def autotp_heads(config: Config, model: Model) -> Iterator[Hit]:
+    """AutoTP over more ranks than the model has key-value heads."""
+    size = config.number(f"{_TP}.autotp_size")
+    heads = model.number("num_key_value_heads")
+    if size is not None and heads and size > heads:
+        message = (
+            f"{model.source} has {heads} key-value heads for {size:g} ranks: those beyond hold no attention, and "
+            "wait for the rest."
+        )
+        yield config.hit(f"{_TP}.autotp_size", message, f"Use at most {heads}.")
+
+
 @model_rule(
     "experts.model", severity="wrong", since="0.19.2",
     evidence="deepspeed/module_inject/auto_ep.py AutoEP.ep_parser 0.19.8, run",

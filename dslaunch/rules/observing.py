@@ -11,6 +11,7 @@ from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
 _CONFIG = "deepspeed/runtime/config.py 0.19.8, run"
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 _METERS = ("wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled", "memory_breakdown")
 
 
@@ -23,6 +24,32 @@ def overhead(config: Config) -> Iterator[Hit]:
         yield config.hit(
             key, f"{key} waits for the GPU in each step.", "Switch it off once the measurement is done."
         )
+
+
+    if config.get("timers.throughput.enabled") is True and config.get("timers.throughput.synchronized") is True:
+        message = "timers.throughput.synchronized waits for the GPU in each step."
+        yield config.hit("timers.throughput.synchronized", message, "Write false; the figures are close enough.")
+
+
+@config_rule("monitor.package", severity="info", evidence="deepspeed/monitor/monitor.py MonitorMaster 0.19.8")
+def package(config: Config) -> Iterator[Hit]:
+    """A monitor whose package rank 0 needs: where it is missing there, the other ranks wait."""
+    for section, name in _PACKAGES.items():
+        if config.get(f"{section}.enabled") is True:
+            message = f"rank 0 needs the package {name}: without it ModuleNotFoundError there, and the rest wait."
+            yield config.hit(f"{section}.enabled", message, f"Install {name} in the training environment.")
+
+
+@config_rule(
+    "autotuning.paths", severity="error", raised_by="DeepSpeedConfig",
+    evidence="deepspeed/autotuning/config.py DeepSpeedAutotuningConfig 0.19.8, run",
+)  # fmt: skip
+def autotuning_paths(config: Config) -> Iterator[Hit]:
+    """A folder of the autotuner's that is written as nothing."""
+    for name in ("results_dir", "exps_dir"):
+        key = f"autotuning.{name}"
+        if isinstance(config.get("autotuning"), dict) and config.has(key) and not config.get(key):
+            yield config.hit(key, f"{name} is empty: AssertionError at start-up.", "Name a folder, or delete it.")
 
 
 @config_rule("monitor.profile-step", severity="wrong", evidence="deepspeed/profiling/config.py 0.19.8")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslaunch.rules.config import ZERO, Config, config_rule
-from dslaunch.rules.registry import Hit
+from dslaunch.files.fileset import FileSet
+from dslaunch.planfile import Plan
+from dslaunch.rules.config import ZERO, Config, config_rule, configs
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
 
 _SWAP = "deepspeed/runtime/zero/stage3.py, runtime/zero/partition_parameters.py 0.19.8, run"
 _FLOW = "deepspeed/runtime/zenflow/engine.py, zenflow_stage_1_and_2.py 0.19.8, run"
@@ -22,6 +25,24 @@ def nvme_path(config: Config) -> Iterator[Hit]:
             yield config.hit(
                 f"{key}.device", message, 'Write "nvme_path": a folder of this job on local NVMe.'
             )
+
+
+@rule(
+    "offload.nvme-shared", severity="info", raised_by="nobody",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/swap_tensor/partitioned_param_swapper.py 0.19.8",
+)  # fmt: skip
+def nvme_shared(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Two configurations that swap parameters in one folder, where each rank begins by emptying its own."""
+    seen: dict[object, str] = {}
+    for config in configs(plan, files, settings):
+        key = f"{ZERO}.offload_param.nvme_path"
+        path = config.get(key)
+        if config.stage != 3 or config.offload("param") != "nvme" or not isinstance(path, str):
+            continue
+        first = seen.setdefault(path, config.file.name)
+        if first != config.file.name:
+            message = f"{first} names {path} too: of two jobs on a node the later deletes what the other swapped."
+            yield config.hit(key, message, "Give each job a folder of its own, if both may run at a time.")
 
 
 @config_rule(

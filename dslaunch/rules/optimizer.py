@@ -215,3 +215,12 @@ def on_cpu(config: Config) -> Iterator[Hit]:
             severity="error",
             raised_by="deepspeed.initialize",
         )
+
+
+@config_rule("optimizer.package", severity="info", evidence=f"{_ENGINE} _configure_basic_optimizer 0.19.8, run")
+def package(config: Config) -> Iterator[Hit]:
+    """An optimizer of the package mup, which DeepSpeed doesn't bring along."""
+    if config.optimizer in ("muadam", "muadamw", "musgd"):
+        name = config.get("optimizer.type")
+        message = f"{name} is of the package mup: without it UnboundLocalError at start-up."
+        yield config.hit("optimizer.type", message, "Install mup in the training environment.")

@@ -116,7 +116,7 @@ def _annotation(finding: Finding) -> str:
         f"{key}={_property(value)}" for key, value in {**places, "title": finding.rule}.items()
     )
     where = "" if match else f"{finding.where}: "
-    return f"::{level} {properties}::{_data(f'{where}{finding.message} {finding.fix}')}\n"
+    return f"::{level} {properties}::{_data(f'{where}{finding.said}')}\n"
 
 
 def _data(text: str) -> str:

@@ -48,12 +48,11 @@ def _descriptor(rule: Rule) -> dict[str, Any]:
 
 
 def _result(finding: Finding, named: Sequence[str]) -> dict[str, Any]:
-    fix = f" Fix: {finding.fix}" if finding.fix else ""
     return {
         "ruleId": finding.rule,
         "ruleIndex": named.index(finding.rule),
         "level": _LEVELS.get(finding.severity, "warning"),
-        "message": {"text": f"{finding.message}{fix}"},
+        "message": {"text": finding.said},
         "locations": [_location(finding.where)],
         "properties": {"severity": finding.severity},
     }

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from dslaunch.files.fileset import FileSet
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.flags import Arguments
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import configs, one_config
+from dslaunch.rules.keys import is_slip
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_tree import Script, scripts
 from dslaunch.rules.settings import Settings
 
 _CONFIG, _STEPS = "--deepspeed_config", "gradient_accumulation_steps"
+_MICRO = "train_micro_batch_size_per_gpu"
 
 
 @rule(
@@ -75,6 +79,72 @@ def prepared(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
                 if not held and section == "optimizer" and any(name.endswith(f".{dummy}") for name in names):
                     message = f"{dummy} stands for a section of the DeepSpeed JSON that isn't there: ValueError."
                     yield script.hit(call, message, f'Add "{section}" to the JSON, or make a real one.')
+
+
+@rule(
+    "accelerate.dataloader", severity="error", raised_by="accelerate",
+    evidence="huggingface/accelerate:src/accelerate/accelerator.py _prepare_deepspeed 1.15.0, run",
+)  # fmt: skip
+def dataloader(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A micro-batch that accelerate is to take from a data loader, and none is handed to it."""
+    config = one_config(plan, files, settings)
+    if config is None or config.get(_MICRO) != "auto":
+        return
+    for script in scripts(files):
+        loads = re.search(r"loader|_dl\b", script.python.text, re.IGNORECASE) or _MICRO in script.python.text
+        for call in script.methods("prepare") if script.called("accelerate.Accelerator") and not loads else ():
+            message = f"{_MICRO} is auto, and no data loader is prepared that tells it: ValueError."
+            yield script.hit(call, message, f"Write {_MICRO} in the JSON, or prepare the data loader too.")
+            break
+
+
+@rule(
+    "accelerate.clipping", severity="info", raised_by="nobody", since="0.19.3",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/constants.py 0.19.8; accelerate 1.15.0",
+)  # fmt: skip
+def clipping(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Gradients that DeepSpeed clips by its default, where a script with accelerate doesn't ask for it."""
+    config = one_config(plan, files, settings)
+    if config is None or config.has("gradient_clipping") or config.optimizer:
+        return
+    for script in scripts(files):
+        clips = script.methods("clip_grad_norm_", "clip_grad_value_")
+        if script.called("accelerate.Accelerator") and script.methods("prepare") and not clips:
+            message = "gradient_clipping isn't given: DeepSpeed clips at 1.0 since 0.19.3, and the script doesn't."
+            yield config.hit("gradient_clipping", message, "Write 0.0 to leave them alone, or 1.0 if it is meant.")
+
+
+@rule(
+    "launcher.file", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/config.py, launcher/runner.py fetch_hostfile 0.19.8, run",
+)  # fmt: skip
+def named_file(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A DeepSpeed JSON or hostfile that a command names with a slip of the pen, beside the one that is meant."""
+    for file, line in files.launches():
+        for flag in (_CONFIG, "--deepspeed-config", "--deepspeed"):
+            for named, near in _slips(line.arguments, flag, files.of("deepspeed_json")):
+                message = f"no file {named} is here; the one that is, is {near}: ValueError at start-up."
+                yield Hit(file.name, line.arguments.position(flag), message, f"Write {near}.")
+        launcher = line.launcher("deepspeed")
+        for named, near in _slips(launcher.options, "--hostfile", files.of("hostfile")) if launcher else ():
+            assert launcher is not None
+            message = f"no file {named} is here; the one that is, is {near}: the job starts on this machine alone."
+            at = launcher.options.position("--hostfile")
+            yield Hit(file.name, at, message, f"Write {near}.", severity="wrong", raised_by="nobody")
+
+
+def _slips(options: Arguments, flag: str, present: tuple[File, ...]) -> Iterator[tuple[str, str]]:
+    """A file's name as it is written, and the one that is there and may be meant."""
+    names = sorted({_name(file.name) for file in present})
+    named = _name(options.value(flag) or "")
+    near = [name for name in names if is_slip(named, name) and not _other_number(named, name)]
+    if named and named not in names and len(near) == 1:
+        yield named, near[0]
+
+
+def _other_number(named: str, present: str) -> bool:
+    """Whether two names differ in their digits: ds_zero2.json and ds_zero3.json are two files."""
+    return re.findall(r"\d", named) != re.findall(r"\d", present)
 
 
 _SECTIONS = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
+from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_tree import Script, guards, scripts
 from dslaunch.rules.settings import Settings
@@ -99,11 +101,20 @@ def engine_zero_grad(_plan: Plan | None, files: FileSet, _settings: Settings) ->
 def pipeline_engine(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """forward, backward or step of a pipeline engine: PipelineError, it takes train_batch alone."""
     for script, engines in _engines(files):
-        pipeline = any(call.method == "PipelineModule" for call in script.calls)
-        for call in script.methods("backward", "step") if pipeline else ():
-            if call.owner in engines and not script.methods("train_batch"):
+        others = script.methods("train_batch")
+        for call in script.methods("backward", "step") if _is_pipeline(script) and not others else ():
+            if call.owner in engines:
                 message = f"{call.owner}.{call.method}() of a pipeline engine raises PipelineError."
                 yield script.hit(call, message, f"Call {call.owner}.train_batch(data_iter).")
+
+
+def _is_pipeline(script: Script) -> bool:
+    """Whether every engine of the script is seen to be made of a PipelineModule."""
+    made = [script.bound(call.argument("model", 1)) for call in script.deepspeed]
+    return all(
+        isinstance(each, ast.Call) and script.name(each.func).endswith(("PipelineModule", "DualPipeVModule"))
+        for each in made
+    )
 
 
 @rule(
@@ -121,3 +132,37 @@ def engine_backend(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
             if isinstance(backend, ast.Constant) and backend.value in ("gloo", "mpi"):
                 message = f"DeepSpeed takes the process group over: its traffic goes through {backend.value}."
                 yield script.hit(call, message, "Call deepspeed.init_distributed(), or use nccl.")
+
+
+@rule(
+    "script.checkpoint-tag", severity="wrong", raised_by="nobody", since="0.16.9",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _checkpoint_tag_validation 0.19.8",
+)  # fmt: skip
+def checkpoint_tag(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A checkpoint's tag that differs from rank to rank: its files are scattered over several folders."""
+    for script, engines in _engines(files):
+        for call in script.methods("save_checkpoint"):
+            tag = call.argument("tag", 1)
+            if call.owner in engines and tag is not None and _OWN.search(ast.unparse(tag)):
+                message = "the tag holds the rank or the time, so ranks save under different ones; it only warns."
+                fix = "Make the tag of the step alone; each rank's file has its own name already."
+                yield script.hit(call, message, fix)
+
+
+_OWN = re.compile(r"\b(?:local_|global_)?rank\b|get_rank\(|time\.time\(|\bnow\(|strftime\(|uuid", re.IGNORECASE)
+
+
+@rule(
+    "activation.unused", severity="info", raised_by="nobody", since="0.16.9",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/activation_checkpointing/checkpointing.py configure 0.19.8",
+)  # fmt: skip
+def activation_unused(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """activation_checkpointing beside a script that never calls deepspeed.checkpointing, which alone reads it."""
+    config = one_config(plan, files, settings)
+    section = config.get("activation_checkpointing") if config is not None else None
+    if config is None or not isinstance(section, dict) or not any(section.values()):
+        return
+    if next(_engines(files), None) and not any("checkpointing" in script.python.text for script in scripts(files)):
+        message = "nothing in the scripts here calls deepspeed.checkpointing, so these settings do nothing."
+        fix = "Call deepspeed.checkpointing.configure and .checkpoint, or recompute as the model does it."
+        yield config.hit("activation_checkpointing", message, fix)

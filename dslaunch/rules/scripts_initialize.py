@@ -10,7 +10,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import Script, scripts
+from dslaunch.rules.scripts_tree import Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
 _TP = "tensor_parallel"
@@ -61,7 +61,7 @@ def muon_dense(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
     for script in scripts(files):
         for call in script.deepspeed:
             mpu = call.argument("mpu", 7)
-            if mpu is not None and not _is_none(mpu):
+            if mpu is not None and not is_none(mpu):
                 message = f"{why}, which refuses an mpu: ValueError."
                 yield script.hit(call, message, "Use ZeRO stage 2, or leave mpu out.")
         if layers := script.called("deepspeed.moe.layer.MoE"):
@@ -109,10 +109,6 @@ def _related(script: Script, name: str, but: ast.Call) -> set[str]:
     return found
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
 @rule(
     "script.no-sync", severity="error", raised_by="torch",
     evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py no_sync 0.19.8, run",
@@ -141,7 +137,7 @@ def client_scheduler(plan: Plan | None, files: FileSet, settings: Settings) -> I
             optimizer = call.argument("optimizer", 2)
             made = script.bound(call.argument("lr_scheduler", 5))
             scheduler = script.name(made.func) if isinstance(made, ast.Call) else ""
-            if (optimizer is None or _is_none(optimizer)) and scheduler.startswith("torch.optim.lr_scheduler."):
+            if (optimizer is None or is_none(optimizer)) and scheduler.startswith("torch.optim.lr_scheduler."):
                 message = (
                     "the optimizer comes from the DeepSpeed JSON, and lr_scheduler drives another: the learning "
                     "rate that trains never moves."
@@ -151,47 +147,41 @@ def client_scheduler(plan: Plan | None, files: FileSet, settings: Settings) -> I
 
 
 @rule(
-    "script.pipeline-mpu", severity="error", raised_by="deepspeed.initialize",
-    evidence="deepspeedai/DeepSpeed:deepspeed/__init__.py initialize 0.19.8, run",
+    "offload.client-optimizer", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _configure_optimizer 0.19.8, run",
 )  # fmt: skip
-def pipeline_mpu(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """An mpu beside a PipelineModule, which has one of its own."""
+def client_optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """An optimizer of torch's own with states on the CPU, which DeepSpeed takes only where it is told to."""
+    config = one_config(plan, files, settings)
+    if config is None or config.offload("optimizer") == "none" or config.off("zero_force_ds_cpu_optimizer"):
+        return
     for script in scripts(files):
         for call in script.deepspeed:
-            made = script.bound(call.argument("model", 1))
-            mpu = call.argument("mpu", 7)
-            built = isinstance(made, ast.Call) and script.name(made.func).rpartition(".")[2] == "PipelineModule"
-            if built and mpu is not None and not _is_none(mpu):
-                yield script.hit(call, "mpu with a PipelineModule: AssertionError.", "Drop mpu=.")
+            made = script.bound(call.argument("optimizer", 2))
+            name = script.name(made.func) if isinstance(made, ast.Call) else ""
+            if name.startswith("torch.optim.") and "lr_scheduler" not in name:
+                message = f"{name} with offload_optimizer: ZeRORuntimeException, it would step slowly on the CPU."
+                fix = (
+                    "Make deepspeed.ops.adam.DeepSpeedCPUAdam, or name the optimizer in the JSON; "
+                    '"zero_force_ds_cpu_optimizer": false takes it as it is.'
+                )
+                yield script.hit(call, message, fix)
 
 
 @rule(
-    "script.pipeline-module", severity="error", raised_by="deepspeed.initialize",
-    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/module.py, pipe/topology.py 0.19.8, run",
+    "autotp.data", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _configure_tensor_parallel 0.19.8",
 )  # fmt: skip
-def pipeline_module(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """A PipelineModule that is cut in a way DeepSpeed doesn't know, or over other ranks than there are."""
-    for script in scripts(files):
-        for call in script.methods("PipelineModule"):
-            method = script.constant(call.keyword("partition_method"))
-            if isinstance(method, str) and not _is_partition(method):
-                message = f"partition_method {method!r}: NotImplementedError."
-                yield script.hit(call, message, "Write uniform, parameters, or type:REGEX.")
-            stages, world = script.constant(call.keyword("num_stages")), settings.world_size
-            if type(stages) is int and world is not None and stages > 0 and world % stages:
-                message = f"num_stages {stages} doesn't divide {world} ranks: RuntimeError."
-                yield script.hit(call, message, f"Use a number of stages that divides {world}.")
-        for call in script.methods("PipeModelDataParallelTopology"):
-            sizes = [script.constant(call.argument(name, at)) for at, name in enumerate(_AXES)]
-            if settings.world_size is not None and all(type(size) is int for size in sizes):
-                product = sizes[0] * sizes[1] * sizes[2]
-                if product != settings.world_size:
-                    message = f"a topology of {product} ranks for {settings.world_size}: AssertionError."
-                    yield script.hit(call, message, "Choose num_pp * num_mp * num_dp as the number of ranks.")
-
-
-_AXES = ("num_pp", "num_mp", "num_dp")
-
-
-def _is_partition(method: str) -> bool:
-    return method.lower() in ("uniform", "parameters") or method.lower().startswith("type:")
+def autotp_data(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Samples shared out over all ranks under AutoTP, whose ranks of one group need the same."""
+    config = one_config(plan, files, settings)
+    size = config.number(f"{_TP}.autotp_size") if config is not None else None
+    for script in scripts(files) if size is not None and size > 1 else ():
+        for call in script.called("torch.utils.data.DistributedSampler") if script.deepspeed else ():
+            if call.argument("num_replicas", 1) is None and call.argument("rank", 2) is None:
+                message = (
+                    f"DistributedSampler gives each rank samples of its own, and {size:g} ranks are one replica: "
+                    "AssertionError in the first pass."
+                )
+                fix = "Give num_replicas and rank of the data-parallel group."
+                yield script.hit(call, message, fix)

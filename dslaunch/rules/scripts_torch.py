@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import DDP, Call, Script, guards, one_rank_guard, scripts
+from dslaunch.rules.scripts_tree import DDP, Call, Script, function_of, guards, one_rank_guard, scripts
 from dslaunch.rules.settings import Settings
 
 _DOCS = "PyTorch 2.13 documentation"
@@ -121,8 +121,8 @@ def collective(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
             told = one_rank_guard(call)
             if told is None or call.keyword("group") is not None:
                 continue
-            where = _function(call)
-            others = (each for each in calls if each.method == call.method and _function(each) is where)
+            where = function_of(call)
+            others = (each for each in calls if each.method == call.method and function_of(each) is where)
             if not any(one_rank_guard(each) is (not told) for each in others):
                 message = f"{call.method} needs every rank, and only some get here: the others wait for ever."
                 yield script.hit(call, message, "Call it on all ranks, outside of the condition.")
@@ -131,10 +131,6 @@ def collective(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
 def _is_collective(script: Script, call: Call) -> bool:
     of_torch = call.owner in ("torch.distributed", "deepspeed.comm") and call.method in _COLLECTIVES
     return of_torch or (call.method in _OF_ENGINES and call.owner in script.engines)
-
-
-def _function(call: Call) -> ast.AST | None:
-    return next((node for node in call.around if isinstance(node, ast.FunctionDef)), None)
 
 
 @rule(
@@ -160,14 +156,14 @@ def _guarded(script: Script, call: Call) -> bool:
     """Whether a condition on the rank is around the call, before it, or around a call of its function."""
     if any(re.search(r"rank|main|master|should_save", ast.unparse(node.test)) for node, _ in guards(call)):
         return True
-    function = _function(call)
+    function = function_of(call)
     if function is None:
         return False
     assert isinstance(function, ast.FunctionDef)
     if re.search(r"rank|is_main|is_master", "\n".join(_tests(function))):
         return True
     uses = [each for each in script.calls if each.method == function.name]
-    return not uses or any(_guarded(script, each) for each in uses if _function(each) is not function)
+    return not uses or any(_guarded(script, each) for each in uses if function_of(each) is not function)
 
 
 def _tests(function: ast.FunctionDef) -> Iterator[str]:

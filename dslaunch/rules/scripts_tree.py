@@ -169,6 +169,12 @@ class Script:
         }  # fmt: skip
 
     @cached_property
+    def functions(self) -> Mapping[str, ast.FunctionDef]:
+        """The functions of the file, by name."""
+        nodes = ast.walk(self.python.tree)
+        return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+
+    @cached_property
     def by_framework(self) -> bool:
         """Whether a Trainer, Accelerate or Lightning does the distributed part."""
         used = {full.rpartition(".")[2] for full in self.imports.values()}
@@ -222,6 +228,11 @@ def guards(call: Call) -> Iterator[tuple[ast.If, bool]]:
         child = node
 
 
+def function_of(call: Call) -> ast.AST | None:
+    """The function that a call stands in; None at the top of the file."""
+    return next((node for node in call.around if isinstance(node, ast.FunctionDef)), None)
+
+
 def on_one_rank(test: ast.expr) -> bool | None:
     """Whether a condition holds on one rank (True), on all others (False), or is about something else (None)."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -231,6 +242,9 @@ def on_one_rank(test: ast.expr) -> bool | None:
         return not inner
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and _is_rank(test.left):
         right = test.comparators[0]
+        if isinstance(right, ast.List | ast.Tuple) and isinstance(test.ops[0], ast.In | ast.NotIn):
+            values = {ast.unparse(each) for each in right.elts}
+            return isinstance(test.ops[0], ast.In) if "0" in values and values <= {"-1", "0"} else None
         number = right.value if isinstance(right, ast.Constant) and type(right.value) is int else None
         found = _FIRST_RANK.get((type(test.ops[0]), number))
         if found is not None:
@@ -255,3 +269,8 @@ def one_rank_guard(call: Call) -> bool | None:
         if told is not None:
             return told if first_branch else not told
     return None
+
+
+def is_none(node: ast.expr) -> bool:
+    """Whether an expression is `None` as it stands."""
+    return isinstance(node, ast.Constant) and node.value is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from dslaunch.files.commands import CommandLine, Launcher
@@ -54,7 +55,7 @@ def one_task(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
     """srun with python and one task on a node of several GPUs: one process runs."""
     for job in jobs(files):
         gpus = job.gpus_per_node
-        for command in steps(job):
+        for command in steps(job) if not _RAY.search(job.file.text) else ():
             srun = command.launcher("srun")
             plain = command.script is not None and command.launchers[-1].program == "python"
             if srun is None or not plain or not gpus or gpus < 2 or _is_server(command):
@@ -63,6 +64,10 @@ def one_task(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                 message = f"one task a node runs python, and the node has {gpus} GPUs: {gpus - 1} stay idle."
                 fix = f"Use --ntasks-per-node={gpus}, or start torchrun --nproc-per-node {gpus}."
                 yield Hit(job.file.name, srun.at, message, fix)
+
+
+_RAY = re.compile(r"\bray\s+start\b")
+"""A job whose processes Ray starts, one for each GPU that it is told of."""
 
 
 def _is_server(command: CommandLine) -> bool:

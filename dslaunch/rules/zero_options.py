@@ -108,24 +108,28 @@ def legacy(config: Config) -> Iterator[Hit]:
 def unused(config: Config) -> Iterator[Hit]:
     """Options of ZeRO that the chosen stage doesn't read."""
     section = config.get(ZERO)
-    if not isinstance(section, dict) or config.stage in (3, None):
+    if not isinstance(section, dict) or config.stage is None:
         return
     names = [name for name in section if _is_idle_at(config, name) and _switches(section[name])]
     if names:
         message = f"ZeRO stage {config.stage} doesn't read {', '.join(names)}: no effect, and no message."
-        yield config.hit(f"{ZERO}.{names[0]}", message, "Delete them, or raise the stage.")
+        fix = "Delete them, or raise the stage." if config.stage < 3 else "Delete them."
+        yield config.hit(f"{ZERO}.{names[0]}", message, fix)
 
 
 def _is_idle_at(config: Config, name: str) -> bool:
     if name in ("stage", "offload_param", "cpu_offload_param", "legacy_stage1"):
         return False
+    if config.stage == 3:
+        return name == "round_robin_gradients"
     if config.stage == 0:
         return name not in ("offload_optimizer", "cpu_offload", "compute_grad_norm")
     return name.removeprefix("stage3_") in _STAGE3_ONLY or name in _STAGE3_ONLY
 
 
 def _switches(value: object) -> bool:
-    return value not in _IDLE if isinstance(value, bool | int | float | str) or value is None else True
+    scalar = isinstance(value, int | float | str) or value is None
+    return value is True or not scalar or value not in _IDLE
 
 
 @config_rule(

@@ -59,10 +59,11 @@ def all_cases() -> list[Case]:
 
 def read_cases(path: Path) -> list[Case]:
     """The cases of one file, of the rule that the file is called after."""
-    return [_case(path.stem, raw) for raw in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    return [read_case(path.stem, raw) for raw in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
 
-def _case(rule: str, raw: dict[str, Any]) -> Case:
+def read_case(rule: str, raw: dict[str, Any]) -> Case:
+    """One case as it stands in YAML."""
     settings = Settings(
         raw.get("version", NEWEST_DEEPSPEED),
         megatron_version=raw.get("megatron_version", ""),

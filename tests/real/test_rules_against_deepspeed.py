@@ -37,8 +37,6 @@ UNMODELLED: dict[str, Callable[[Any], bool]] = {
     "timers": lambda value: not isinstance(value, dict),
     "expert_parallel": lambda value: not value,
     "vocabulary_size": lambda value: value in ([], {}),
-    "autotuning.results_dir": lambda value: not value,
-    "autotuning.exps_dir": lambda value: not value,
     "torch_autocast.lower_precision_safe_modules": lambda value: isinstance(value, str | dict),
     "data_efficiency.data_sampling.curriculum_learning": lambda value: value == {"enabled": True},
     "data_efficiency.data_sampling.dynamic_batching": lambda value: value == {"enabled": True},

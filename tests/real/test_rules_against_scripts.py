@@ -26,11 +26,13 @@ RAISED = (
     "accelerate.optimizer", "autotp.model", "autotp.model-init", "experts.model", "moe.experts", "moe.groups",
     "moe.options", "moe.zero3",
     "optimizer.muon-dense", "optimizer.muon-heads", "optimizer.muon-parameters", "script.no-sync",
-    "script.pipeline-module", "script.pipeline-mpu", "zero.quantized-size",
+    "pipeline.dualpipev", "script.pipeline-module", "script.pipeline-mpu", "ulysses.attention", "ulysses.heads",
+    "ulysses.length", "ulysses.ranks", "zero.leaf-script", "zero.quantized-size",
 )  # fmt: skip
 """Rules whose findings are what DeepSpeed raises."""
 LOGGED = {
     "experts.model": "no MoE layers detected",
+    "script.outer-autocast": "torch.autocast is enabled outside DeepSpeed but disabled within",
     "hybrid.model": "No compatible DeepSpeed inference policy found",
     "zero.granularity": "The smallest module granularity is",
     "zero.leaf-class": "did not match any modules",

@@ -11,6 +11,7 @@ import dslaunch.rules
 from dslaunch.errors import ConfigError
 from dslaunch.files.fileset import read_fileset
 from dslaunch.rules import check, page, rules
+from dslaunch.rules.known import told
 from tests.cases.load import Case, all_cases
 
 CASES = all_cases()
@@ -47,14 +48,23 @@ def test_rule_says_for_which_versions_it_was_verified(rule_id: str) -> None:
 def test_page_has_its_parts_and_its_examples_are_true(rule_id: str) -> None:
     text = page(rule_id)
     assert text.startswith(f"# {rule_id}\n")
-    examples = dict(re.findall(r"## (Bad|Good)\n\n```\w+\n(.*?)```", text, re.DOTALL))
-    assert set(examples) == {"Bad", "Good"}
+    examples = re.findall(r"## (Bad|Good)\n\n```(\w+)\n(.*?)```", text, re.DOTALL)
+    assert [kind for kind, _, _ in examples] == ["Bad", "Good"]
     assert re.search(r"## Sources\n\n- \S", text)
-    if "```json" in text:
-        settings = next(case.settings for case in CASES if rule_id in {rule for rule, _ in case.expect})
-        for kind, example in examples.items():
-            found = {f.rule for f in check(None, read_fileset({"ds_config.json": example}), settings)}
+    settings = next(case.settings for case in CASES if rule_id in {rule for rule, _ in case.expect})
+    for kind, language, example in examples:
+        files = read_fileset({_named(language, example): example})
+        if language != "text":
+            found = {f.rule for f in check(None, files, told(files, settings))}
             assert (rule_id in found) == (kind == "Bad"), (kind, found)
+
+
+def _named(language: str, example: str) -> str:
+    """The file that an example stands for; one in `text` is an excerpt, which tells too little to be checked."""
+    if language in ("sh", "bash"):
+        return "job.sbatch" if "#SBATCH" in example else "run.sh"
+    names = {"json": "ds_config.json", "python": "train.py", "yaml": "accelerate.yaml", "text": "excerpt"}
+    return names[language]
 
 
 def test_unknown_rule_names_the_nearest() -> None:

@@ -1,0 +1,138 @@
+"""DeepSpeed configurations that a script holds itself, checked as a DeepSpeed JSON in its place would be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+from dslaunch.errors import listed
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import Position, dotted
+from dslaunch.planfile import Plan
+from dslaunch.rules.literals import Written, fillings, is_read, written
+from dslaunch.rules.registry import Hit, Rule, rule
+from dslaunch.rules.scripts_tree import Call, Script, scripts
+from dslaunch.rules.settings import Settings
+
+_LONGEST_LIST = 6
+_MOST = 20
+"""Configurations of one script that are read; DeepSpeed's own tests have up to eight in a file."""
+_MOST_CALLS = 20_000
+"""Calls that are gone through for all of them together: each configuration asks every rule anew."""
+_MOST_HITS = 200
+"""Of one rule on one configuration."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One configuration of a script."""
+
+    script: Script
+    at: Position
+    """Where the dictionary begins."""
+    found: Written
+    huggingface: bool
+    """Hugging Face reads it, and fills in `auto`."""
+
+    def file(self, value: dict[str, Any]) -> File:
+        """The configuration with `value` in it, as a DeepSpeed JSON whose keys stand in the script."""
+        positions = MappingProxyType({**self.found.positions, (): self.at})
+        text = self.script.python.text
+        return File(self.script.path, "deepspeed_json", text, value, positions, inside=True)
+
+
+def held(files: FileSet) -> Iterator[Held]:
+    """The configurations that scripts hand to DeepSpeed, the Trainer or accelerate."""
+    for script in scripts(files):
+        yield from _held(script)
+
+
+@lru_cache(maxsize=64)
+def _held(script: Script) -> tuple[Held, ...]:
+    found = (_of_call(script, call) for call in script.calls)
+    most = min(_MOST, max(1, _MOST_CALLS // max(1, len(script.calls))))
+    return tuple(islice((one for one in found if one is not None), most))
+
+
+def _of_call(script: Script, call: Call) -> Held | None:
+    reader = _read_by(call)
+    if reader is None:
+        return None
+    argument, huggingface = reader
+    node, name = _dictionary(script, argument)
+    if node is None:
+        return None
+    return Held(script, script.python.at(node), written(script, node, name), huggingface)
+
+
+def _read_by(call: Call) -> tuple[ast.expr, bool] | None:
+    """What a call hands over as a DeepSpeed configuration, and whether Hugging Face reads it."""
+    if call.name == "deepspeed.initialize":
+        config = call.argument("config", 10) or call.argument("config_params", 12)
+        return (config, False) if config is not None else None
+    if call.method == "DeepSpeedPlugin":
+        config = call.argument("hf_ds_config", 0)
+    else:
+        config = call.keyword("deepspeed") if call.method.endswith(("Arguments", "Config")) else None
+    return (config, True) if config is not None else None
+
+
+def _dictionary(script: Script, argument: ast.expr) -> tuple[ast.Dict | None, str]:
+    """The dictionary that an argument is written as, and the variable it is in; None where it is no such thing."""
+    name = argument.id if isinstance(argument, ast.Name) else ""
+    node = script.bound(argument)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in script.functions:
+        function = script.functions[node.func.id]
+        returns = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
+        value = returns[0].value if len(returns) == 1 else None
+        if isinstance(value, ast.Name):
+            name = value.id
+        node = script.bound(value)
+    return (node if isinstance(node, ast.Dict) else None), name
+
+
+def hits_in_scripts(
+    files: FileSet, settings: Settings, asked: Sequence[Rule], before: set[tuple[str, Hit]]
+) -> Iterator[tuple[Rule, Hit]]:
+    """What the rules say of each configuration in a script that they don't say without it (`before`).
+
+    Of what isn't written out several fillings are tried, and what isn't said of each of them isn't said at all.
+    """
+    others = tuple(file for file in files.files if file.kind != "deepspeed_json")
+    for one in held(files):
+        if one.found.extended:
+            continue
+        known = replace(settings, huggingface=one.huggingface)
+        filled = (FileSet((one.file(value), *others)) for value in fillings(one.found))
+        said = [{(by.id, hit): (by, hit) for by, hit in _hits(asked, each, known)} for each in filled]
+        left_open = {(one.script.path, one.found.positions[path]) for path in one.found.open if is_read(path)}
+        for found, (each, hit) in said[0].items():
+            of_open = (hit.name, hit.at) in left_open
+            if found not in before and all(found in other for other in said[1:]) and not of_open:
+                before.add(found)
+                yield each, hit
+
+
+def _hits(asked: Sequence[Rule], files: FileSet, settings: Settings) -> Iterator[tuple[Rule, Hit]]:
+    for each in asked:
+        yield from ((each, hit) for hit in islice(each.check(None, files, settings), _MOST_HITS))
+
+
+@rule("check.computed", severity="info", raised_by="nobody", evidence="dslaunch's own")
+def computed(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A DeepSpeed configuration in a script that isn't written out: what is computed wasn't checked."""
+    for one in held(files):
+        if one.found.extended:
+            message = "keys are added to this configuration that aren't written out: it wasn't checked."
+        elif one.found.open:
+            names = listed(sorted(dotted(path) for path in one.found.open), limit=_LONGEST_LIST)
+            message = f"not written out, so not checked: {names}."
+        else:
+            continue
+        fix = "Write the values out, or check the JSON that the script makes of them."
+        yield Hit(one.script.path, one.at, message, fix)
