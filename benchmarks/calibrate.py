@@ -40,8 +40,8 @@ from dslaunch.plan.time import step_time
 from dslaunch.schema.cluster import Gpu
 
 _WIDTH = {
-    "matrix": 0.05, "narrow": 0.08, "attention": 0.2, "own_attention": 0.2, "hbm": 0.06, "link": 0.12,
-    "network": 0.2, "launch_us": 0.3, "passes": 0.5, "hidden": 0.5, "step_ms": 0.4,
+    "matrix": 0.08, "narrow": 0.08, "attention": 0.2, "own_attention": 0.2, "hbm": 0.1, "link": 0.12,
+    "network": 0.2, "launch_us": 0.3, "passes": 0.25, "hidden": 0.5, "step_ms": 0.4,
 }  # fmt: skip
 """How far a rate may be from its prior: standard deviation of its logarithm (of the share's logit, for
 `hidden`)."""

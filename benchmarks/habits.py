@@ -9,6 +9,7 @@ do so where they are told.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from benchmarks.records import Record
@@ -52,9 +53,18 @@ def software(record: Record) -> dict[str, Any]:
         if recipe and "alltoall" not in words and "(A2A)" not in record.framework
         else "alltoall",
         "graphs": _graphs(record, words),
+        "fused_experts": _fused_experts(record),
         "dequantising": 20.0 if (record.source.repo or "").startswith("QwenLM/") else 5.0,
         "loss": "fused" if recipe else "plain",
     }
+
+
+def _fused_experts(record: Record) -> bool:
+    """Megatron-Bridge's MXFP8 recipes of mixtures since its container 26.06 (NVTE_CUTEDSL_FUSED_GROUPED_MLP in
+    src/megatron/bridge/perf_recipes)."""
+    version = re.match(r"(\d\d)\.(\d\d)", record.framework_version or "")
+    newer = version is not None and (int(version[1]), int(version[2])) >= (26, 6)
+    return newer and "Bridge" in record.framework and record.precision == "mxfp8" and record.model.moe is not None
 
 
 def _graphs(record: Record, words: str) -> bool:

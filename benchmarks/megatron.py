@@ -21,6 +21,9 @@ _MULTIPLE = 128
 """--make-vocab-size-divisible-by; times tp (megatron/training/tokenizer, 0.16)."""
 
 
+_MIXER = {
+    "mamba-head-dim": "head_dim", "mamba-state-dim": "state", "mamba-num-groups": "groups",
+}  # fmt: skip
 RECOMPUTES: tuple[dict[str, str], ...] = (
     {"recompute": "selective", "recompute_detail": "core_attn layernorm moe_act mla_up_proj"},
     {"recompute": "selective", "recompute_detail": "core_attn layernorm moe_act mla_up_proj mlp"},
@@ -67,11 +70,19 @@ def software(record: Record) -> dict[str, Any]:
         "balanced_routing": "force-balanced" in notes or "moe-pad-expert-input-to-capacity" in given,
         "deterministic": bool(given.get("deterministic-mode")) or "deterministic mode" in notes,
         "loss": _loss(record, given),
-        "fused_wgrad": not (given.get("no-gradient-accumulation-fusion") or "deterministic mode" in notes),
+        "fused_wgrad": not (
+            given.get("no-gradient-accumulation-fusion") or "deterministic mode" in notes or _before_fusion(record)
+        ),
         "alltoall_context": "CP comm a2a" in notes,
         "offloaded_modules": tuple(given.get("offload-modules") or ()),
         "half_moments": given.get("exp-avg-dtype") == "bf16",
     }
+
+
+def _before_fusion(record: Record) -> bool:
+    """Megatron-LM adds gradients up inside products since release 3.0, of 2022, which brought
+    --no-gradient-accumulation-fusion; version 2 had kernels of their own for that."""
+    return is_script(record) and (record.framework_version or "").startswith(("2020", "v2"))
 
 
 def _flash(record: Record, given: dict[str, Any]) -> bool:
@@ -115,11 +126,30 @@ def _loss(record: Record, given: dict[str, Any]) -> str:
     return "fused" if recipes or "cross-entropy fusion" in (record.notes or "") else "plain"
 
 
+def completed(record: Record) -> Record:
+    """With what a hybrid's flags say of its layers: `MEM*|EM-M/*E/*E` are two stages, and two further layers.
+
+    Defaults of the mixer are those of megatron/core/transformer/transformer_config.py, 0.16.
+    """
+    given = flags(record)
+    written = given.get("hybrid-layer-pattern") or given.get("hybrid-override-pattern")
+    if not written:
+        return record
+    main, *further = str(written).split("/")
+    parts, pp = main.split("|"), record.pp or 1
+    hidden = record.model.hidden or 0
+    mamba = {"heads": given.get("mamba-num-heads", 2 * hidden // 64)}
+    mamba |= {key: given[flag] for flag, key in _MIXER.items() if flag in given}
+    pattern = "".join(parts)
+    shape = {"pattern": pattern, "layers": len(pattern), "mtp_pattern": "".join(further[:1]), "mamba": mamba}
+    stages = [sum(len(part) for part in parts[stage::pp]) for stage in range(pp)] if len(parts) > 1 else []
+    more = {"layers_per_stage": stages, "vpp": len(parts) // pp} if stages else {}
+    return Record.model_validate(record.model_dump() | more | {"model": record.model.model_dump() | shape})
+
+
 def lacking(record: Record) -> str | None:
     """What the record does not say of a model that is more than a decoder; None where it says enough."""
-    given, name = flags(record), record.model.name.lower()
-    if any(flag.startswith("hybrid-") for flag in given) or name.startswith(("hybrid", "nemotron3")):
-        return "model.mamba"
+    name = record.model.name.lower()
     if record.framework.startswith("Megatron") and any(word in name for word in ("llava", "mimo")):
         return "model.vision"
     return None

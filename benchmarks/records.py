@@ -34,6 +34,7 @@ class Moe(_Part):
     shared_ffn: int | None = 0
     dense_layers: int | None = None
     layer_freq: str | int | None = None
+    latent: int | None = 0
 
 
 class Shape(_Part):
@@ -56,6 +57,11 @@ class Shape(_Part):
     learned_pos_emb: bool | None = None
     mtp_layers: int | None = None
     vision: str | None = None
+    mamba: dict[str, int] | None = None
+    """Keys of `dslaunch.schema.layer.Mamba`."""
+    pattern: str | None = None
+    """A letter a layer, in Megatron's words: M, *, - or E."""
+    mtp_pattern: str | None = None
 
 
 class Gpu(_Part):

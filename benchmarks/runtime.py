@@ -80,7 +80,7 @@ def measured(strategy: str, precision: str, steps: int) -> Cost:
         root = Path(folder)
         plan = _write(root, strategy, precision)
         context = multiprocessing.get_context("spawn")
-        port = _free_port()
+        port = free_port()
         ranks = [
             context.Process(target=_rank, args=(folder, rank, plan.world_size, port, steps))
             for rank in range(plan.world_size)
@@ -150,7 +150,8 @@ def _rank(folder: str, rank: int, size: int, port: int, steps: int) -> None:
     os._exit(0)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

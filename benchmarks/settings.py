@@ -53,7 +53,7 @@ def setting(record: Record) -> Setting:
     Raises:
         Missing: a fact without which nobody could predict; says which.
     """
-    record = torch_family.completed(known.completed(record))
+    record = torch_family.completed(known.completed(megatron.completed(record)))
     if lacks := megatron.lacking(record):
         raise Missing(lacks)
     found = _setting(record)
@@ -194,8 +194,11 @@ def _decoder(record: Record) -> dict[str, Any]:
         moe = shape.moe
         result["experts"] = {
             "count": moe.num_experts, "top_k": moe.topk, "ffn": moe.moe_ffn, "shared_ffn": moe.shared_ffn or 0,
-            "dense_layers": moe.dense_layers or 0,
+            "dense_layers": moe.dense_layers or 0, "latent": moe.latent or 0,
         }  # fmt: skip
+    if shape.pattern:
+        result |= {"pattern": shape.pattern, "mtp_pattern": shape.mtp_pattern or "", "mamba": shape.mamba}
+        result["norm"] = "rmsnorm"
     result |= megatron.decoder(record)
     if record.category in _ADAPTERS:
         train = "qlora" if record.category == "qlora" else "lora"

@@ -104,6 +104,12 @@ def _tensor_parallel(config: RunConfig, key: str, layout: Layout) -> list[str]:
     if config.engine.name == "auto":
         return [f"{key}.tp is {layout.tp}; deepspeed's AutoTP is taken by name alone: engine=deepspeed"]
     faults = []
+    trunk = config.model.components[config.model.trunk]
+    if isinstance(trunk, Decoder) and trunk.mamba:
+        faults.append(
+            f"{key}.tp is {layout.tp}: AutoTP cuts linear layers by their names, and a Mamba layer's projections "
+            "are several of them in one; set tp to 1"
+        )
     if layout.cp > 1:
         faults.append(
             f"{key}.tp is {layout.tp} and {key}.cp is {layout.cp}: AutoTP and Ulysses each make their own mesh of "
@@ -125,7 +131,13 @@ def _ulysses(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         return []
     if config.engine.name == "auto":
         return [f"strategy.{name}.cp is {cp}; deepspeed's Ulysses is taken by name alone: engine=deepspeed"]
-    return _head_faults(name, config.model.components[name], cp)
+    component = config.model.components[name]
+    if isinstance(component, Decoder) and component.mamba:
+        return [
+            f"strategy.{name}.cp is {cp}: Ulysses exchanges heads around attention, and {name}'s Mamba layers "
+            "need the whole sequence; set cp to 1"
+        ]
+    return _head_faults(name, component, cp)
 
 
 def _head_faults(name: str, component: Component, cp: int) -> list[str]:

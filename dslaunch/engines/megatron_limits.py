@@ -45,6 +45,12 @@ def combinations(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
 def unflagged(name: str, decoder: Decoder) -> Iterator[str]:
     """What neither Megatron-LM nor Megatron-DeepSpeed has a flag for."""
     key = f"model.components.{name}"
+    if decoder.pattern:
+        yield (
+            f"{key}.pattern is given: hybrids of Mamba are trained by a script of their own (Megatron-LM "
+            "pretrain_mamba.py), which dslaunch does not render. Take engine=deepspeed or engine=torch with your "
+            "own script"
+        )
     if decoder.post_norms:
         yield f"{key}.post_norms is true: Megatron's layers have no norm on a branch's output, and no flag for it"
     if decoder.sinks or (decoder.experts and decoder.experts.biased_router):

@@ -27,7 +27,8 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         check_weights(model["components"], config.model.weights)
     except ConfigError as error:
         return [str(error)]
-    return cut_faults(model["components"], layouts, config.training.precision)
+    training = config.training
+    return cut_faults(model["components"], model["edges"], layouts, training.precision, training.seq_len)
 
 
 ENGINE = dataclasses.replace(
@@ -35,11 +36,11 @@ ENGINE = dataclasses.replace(
     name="native",
     program="dslaunch.runtime",
     per_component=True,
-    degrees=frozenset({"tp", "pp"}),
-    zero=frozenset({0, 1, 2}),
+    degrees=frozenset({"tp", "pp", "vpp"}),
+    zero=frozenset({0, 1, 2, 3}),
     offload=frozenset({"none", "cpu"}),
     precisions=frozenset({"bf16", "fp32"}),
-    schedules=frozenset({"1f1b", "gpipe"}),
+    schedules=frozenset({"1f1b", "gpipe", "interleaved"}),
     overlaps_reduction=True,
     source="deepspeed/runtime/pipe/engine.py, 0.19.8: gradients must stay whole while micro-batches are in flight",
     limits=limits,

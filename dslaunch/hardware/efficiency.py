@@ -59,7 +59,7 @@ class FamilyRates:
     """What a family of software costs beside its matrix products."""
 
     launch_us: float = 6.0
-    """Host time to start a kernel, microseconds."""
+    """Host time to start a kernel, microseconds, on a host of today (`host_slowness`)."""
     passes: float = 1.0
     """Traffic of element-by-element kernels by that of the list in `model.work`, which is fully fused."""
     hidden: float = 0.9
@@ -134,6 +134,17 @@ def _nearest(gpu: Gpu) -> str:
     if "bf16" not in gpu.peak_tflops:
         return "volta"
     return "hopper" if "fp8" in gpu.peak_tflops else "ampere"
+
+
+_HOSTS = {"volta": 1.3, "ampere": 1.3}
+"""Time that the processors beside an architecture's cards take to start a kernel, by that of Hopper's and
+Blackwell's: a DGX A100 has EPYC 7742 of 2019 at 3.4 GHz, a DGX H100 Xeon 8480C of 2023 at 3.8 GHz, which does
+a sixth more a cycle."""
+
+
+def host_slowness(gpu: Gpu) -> float:
+    """Time of the host's own work by that of a host of today."""
+    return _HOSTS.get(architecture(gpu), 1.0)
 
 
 CARDS = {

@@ -49,6 +49,8 @@ class Software:
     """Tokens are dealt to experts evenly, whatever the router says."""
     grouped_products: bool = False
     """Products of all experts of a rank run side by side, each stream with a workspace of its own."""
+    fused_experts: bool = False
+    """Both products of a routed expert, its activation and their casts to fp8 are one kernel."""
     deterministic: bool = False
     """Matrix products have the workspaces that repeatable results need."""
     half_states: bool = False

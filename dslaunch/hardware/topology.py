@@ -58,6 +58,10 @@ def describe(cluster: Cluster) -> str:
     """The reading of the cluster's size, such as `64 GPUs = 8 nodes x 8 A100-SXM4-80GB`."""
     if cluster.gpu.accelerator == "cpu":
         return f"{_counted(cluster.world_size, 'process', 'es')} on {'this machine' if cluster.local else 'CPUs'}"
+    if hosts := cluster.unequal:
+        counts = " + ".join(f"{hosts.count(n)} x {n}" for n in dict.fromkeys(hosts))
+        parts = f"planned as {cluster.node_count} parts of {cluster.slots}"
+        return f"{_counted(cluster.world_size, 'GPU')} = {counts} {cluster.gpu.name}, {parts}"
     nodes = _counted(cluster.node_count, "node")
     return f"{_counted(cluster.world_size, 'GPU')} = {nodes} x {cluster.slots} {cluster.gpu.name}"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from dslaunch.model import eager, megatron
+from dslaunch.model.blocks import further_layers
 from dslaunch.model.params import alike
 from dslaunch.model.passes import Pass
 from dslaunch.model.shapes import layers
@@ -18,8 +19,6 @@ def stage_bytes(component: Component, run: Pass, first: int, number: int) -> flo
 
     Full recompute may cover the first `recompute_layers` of them only.
     """
-    last = first + number == layers(component)
-    further = component.mtp_layers if isinstance(component, Decoder) and last else 0
     limit = run.software.recompute_layers if run.recompute == "full" else None
     covered = number if limit is None else min(number, limit)
     plain = replace(run, recompute="none")
@@ -28,7 +27,10 @@ def stage_bytes(component: Component, run: Pass, first: int, number: int) -> flo
     )
     rest = alike(component, run.reads, first + covered, number - covered)
     kept += sum(times * layer_bytes(component, plain, at) for at, times in rest)
-    return kept + further * layer_bytes(component, run, layers(component) - 1)
+    if isinstance(component, Decoder) and first + number == layers(component):
+        parts = further_layers(component) if component.mtp_layers else ()
+        kept += component.mtp_layers * sum(layer_bytes(component, run, at) for at in parts)
+    return kept
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dslaunch.schema.components import Decoder, Transformer, ViT
-from dslaunch.schema.layer import Experts, LatentAttention, Window
+from dslaunch.schema.layer import Experts, LatentAttention, Mamba, Window
 
 Layered = Decoder | Transformer | ViT
 
@@ -53,7 +53,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: attentions, then an MLP, a mixture of experts, or both. Widths before any split."""
+    """One layer: attentions or a state space, then an MLP, a mixture of experts, or both. Widths before any
+    split."""
 
     hidden: int
     attentions: tuple[Attention, ...]
@@ -74,6 +75,19 @@ class Block:
     """Vectors of hidden width that adaptive norms take from the condition."""
     condition: int
     """Width of that condition."""
+    mamba: Mamba | None = None
+
+    @property
+    def branches(self) -> int:
+        """Parts whose output is added to the layer's input."""
+        mixers = len(self.attentions) + (self.mamba is not None)
+        return mixers + (self.ffn > 0 or self.experts is not None)
+
+    @property
+    def expert_width(self) -> int:
+        """Width of the tokens that go to routed experts."""
+        assert self.experts is not None
+        return self.experts.latent or self.hidden
 
     @property
     def halves(self) -> int:
@@ -94,7 +108,22 @@ def blocks(component: Layered) -> tuple[Block, ...]:
         return tuple(_transformer_block(component, layer) for layer in range(component.layers))
     if isinstance(component, ViT):
         return tuple(_vit_block(component, layer) for layer in range(component.layers))
-    return tuple(_decoder_block(component, layer) for layer in range(component.layers))
+    every = tuple(_decoder_block(component, layer) for layer in range(component.layers))
+    if not component.pattern:
+        return every
+    return tuple(_only(component, whole, letter) for whole, letter in zip(every, component.pattern, strict=True))
+
+
+def further_layers(component: Decoder) -> tuple[int, ...]:
+    """Layers that the parts of one layer that predicts a further token are like, first to last."""
+    if not component.mtp_pattern:
+        return (component.layers - 1,)
+    return tuple(component.pattern.index(letter) for letter in component.mtp_pattern)
+
+
+def further_blocks(component: Decoder) -> tuple[Block, ...]:
+    """Those parts."""
+    return tuple(blocks(component)[layer] for layer in further_layers(component))
 
 
 def head_dim(component: Layered) -> int:
@@ -142,6 +171,19 @@ def _decoder_block(component: Decoder, layer: int) -> Block:
         modulation=0,
         condition=0,
     )
+
+
+def _only(component: Decoder, whole: Block, letter: str) -> Block:
+    """The one part of a layer that a letter of the pattern names, under its own norm."""
+    alone = replace(whole, attentions=(), ffn=0, experts=None, norms=whole.norms // 2)
+    if letter == "*":
+        return replace(alone, attentions=whole.attentions)
+    if letter == "M":
+        return replace(alone, mamba=component.mamba)
+    if letter == "-":
+        return replace(alone, ffn=component.ffn)
+    assert component.experts is not None
+    return replace(alone, experts=component.experts, ffn=component.experts.shared_ffn)
 
 
 def _vit_block(component: ViT, layer: int) -> Block:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from dslaunch.model import fused
+from dslaunch.model import fused, state_space
 from dslaunch.model.blocks import Attention, Block, Layered, blocks, divided
 from dslaunch.model.params import alike, padded_vocab, trained_layers
 from dslaunch.model.passes import Pass
@@ -62,6 +62,7 @@ def layer_bytes(component: Component, run: Pass, layer: int) -> float:
     attention = sum(_attention_bytes(each, run, trains, component.lora, crossed) for each in shape.attentions)
     return (
         attention
+        + _state_space_bytes(shape, run, trains)
         + _branches_bytes(component, shape, run, trains)
         + _mlp_bytes(shape, run, trains, component.lora)
     )
@@ -81,6 +82,8 @@ def _products_bytes(layer: Block, run: Pass, share: float) -> float:
     """
     w, attentions = run.width, layer.attentions
     outputs = [size for each in attentions for size in _projections(each, layer.hidden * run.whole, run)]
+    if layer.mamba:
+        outputs += [layer.mamba.projected / run.tp, layer.hidden * run.whole]
     width = divided(layer.ffn, run.tp)
     outputs += [width] * layer.halves * (layer.ffn > 0) + [layer.hidden * run.whole] * (layer.ffn > 0)
     if run.software.compiled:
@@ -92,6 +95,14 @@ def _products_bytes(layer: Block, run: Pass, share: float) -> float:
     return run.tokens * (w * (layer.hidden * run.whole + kept) + core) + _experts_bytes(layer, run)
 
 
+def _state_space_bytes(layer: Block, run: Pass, trains: bool) -> float:
+    """The projection's input and output, and the scan's output, from which gate and norm are made again."""
+    if layer.mamba is None:
+        return 0.0
+    scan, last = state_space.kept(layer.mamba, run.tp)
+    return run.tokens * run.width * (layer.hidden * trains + scan - last)
+
+
 def _projections(attention: Attention, hidden: float, run: Pass) -> tuple[float, ...]:
     """Output widths of query, key, value and output products on one rank, in that order."""
     kv = attention.kv_width(run.tp) / 2
@@ -100,7 +111,7 @@ def _projections(attention: Attention, hidden: float, run: Pass) -> tuple[float,
 
 def _branches_bytes(component: Layered, layer: Block, run: Pass, trains: bool) -> float:
     """Norms of hidden width, and what scales and adaptive norms multiply."""
-    branches = len(layer.attentions) + (layer.ffn > 0 or layer.experts is not None)
+    branches = layer.branches
     norms = branches + (layer.norms > branches) * branches
     others = run.width * (branches * layer.layer_scale + _modulated(layer.modulation))
     return norms * _norm_bytes(component, run, trains) + run.tokens * layer.hidden * run.whole * others
@@ -179,6 +190,7 @@ def _layer_backward(component: Component, run: Pass, layer: int) -> tuple[float,
     widths = [2 * each.query_width(run.tp) + each.kv_width(run.tp) for each in shape.attentions]
     beyond += tokens * w * shape.hidden * run.whole
     attention = tokens * w * max(widths, default=0) + _score_gradients(shape, run)
+    attention += tokens * state_space.backward_bytes(shape.mamba, run.tp, w) if shape.mamba else 0.0
     return beyond + tokens * w * inner, beyond - branch + attention
 
 
@@ -222,7 +234,7 @@ def _experts_bytes(layer: Block, run: Pass) -> float:
         return 0.0
     inner = divided(experts.ffn, run.etp) * (layer.halves + 1)
     balance = fused.IMBALANCE if run.ep > 1 else 1.0
-    routed = run.width * balance * experts.top_k * (2 * layer.hidden + inner)
+    routed = run.width * balance * experts.top_k * (2 * layer.expert_width + inner)
     return run.tokens * (routed + _FP32 * experts.count * run.whole)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dslaunch.model.blocks import Attention, Block, blocks
+from dslaunch.model import state_space
+from dslaunch.model.blocks import Attention, Block, blocks, further_blocks
 from dslaunch.model.matrices import (
     Matrix,
     head_matrices,
@@ -77,7 +78,9 @@ def layer_flops(
         return round(component.gflops * 1e9)
     if isinstance(component, Mlp):
         return _matrix_flops(mlp_matrices(component), tokens, 0)
-    products = _matrix_flops(layer_matrices(blocks(component)[layer]), tokens, reads.cross_at(layer))
+    block = blocks(component)[layer]
+    products = _matrix_flops(layer_matrices(block), tokens, reads.cross_at(layer))
+    products += tokens * state_space.scan_flops(block.mamba) if block.mamba else 0
     return products + attention_core_flops(component, tokens, causal, layer, reads)
 
 
@@ -100,7 +103,7 @@ def tail_flops(component: Component, tokens: int, causal: bool = True) -> int:
     if not isinstance(component, Decoder) or component.mtp_layers == 0:
         return once
     further = _matrix_flops(mtp_matrices(component), tokens, 0)
-    further += _core(blocks(component)[-1], tokens, causal, 0, 0)
+    further += sum(_core(block, tokens, causal, 0, 0) for block in further_blocks(component))
     return once + component.mtp_layers * (once + further)
 
 

@@ -66,7 +66,7 @@ def logits_bytes(component: Component, run: Pass) -> float:
 
 def _layer_elements(layer: Block, run: Pass, crossed: int) -> float:
     """Elements of one sample's pass through a layer."""
-    branches = len(layer.attentions) + (layer.ffn > 0 or layer.experts is not None)
+    branches = layer.branches
     post = layer.norms > branches
     per_branch = 2 + post + layer.layer_scale
     outside = layer.hidden * run.whole * (branches * per_branch + _modulated(layer.modulation))

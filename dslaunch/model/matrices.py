@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
-from dslaunch.model.blocks import Attention, Block, blocks
+from dslaunch.model.blocks import Attention, Block, blocks, further_blocks
 from dslaunch.schema.components import Component, Decoder, Mlp, Transformer, ViT
 
 
@@ -68,6 +68,7 @@ def layer_matrices(layer: Block) -> tuple[Matrix, ...]:
     """Every matrix of one transformer layer."""
     return (
         *(matrix for attention in layer.attentions for matrix in _attention(attention)),
+        *_state_space(layer),
         *_feed_forward(layer),
         *_routed(layer),
         *_modulation(layer.condition, layer.modulation * layer.hidden),
@@ -106,9 +107,9 @@ def pooling_matrices(component: ViT) -> tuple[Matrix, ...]:
 
 
 def mtp_matrices(component: Decoder) -> tuple[Matrix, ...]:
-    """Of one layer that predicts a further token: the joining matrix, and the last layer's shape again."""
-    hidden = component.hidden
-    return (Matrix("mtp", 2 * hidden, hidden, "none"), *layer_matrices(blocks(component)[-1]))
+    """Of one layer that predicts a further token: the joining matrix, and the layer's own."""
+    parts = (matrix for block in further_blocks(component) for matrix in layer_matrices(block))
+    return (Matrix("mtp", 2 * component.hidden, component.hidden, "none"), *parts)
 
 
 def mlp_matrices(component: Mlp) -> tuple[Matrix, ...]:
@@ -166,6 +167,17 @@ def _latent_attention(attention: Attention) -> tuple[Matrix, ...]:
     )
 
 
+def _state_space(layer: Block) -> tuple[Matrix, ...]:
+    """Mamba-2's projections, cut by groups of heads (megatron/core/ssm/mamba_mixer.py, 0.16)."""
+    mamba = layer.mamba
+    if mamba is None:
+        return ()
+    return (
+        Matrix("mamba_in", layer.hidden, mamba.projected, "out", units=mamba.groups),
+        Matrix("mamba_out", mamba.inner, layer.hidden, "in", units=mamba.groups),
+    )
+
+
 def _feed_forward(layer: Block) -> tuple[Matrix, ...]:
     if layer.ffn == 0:
         return ()
@@ -179,13 +191,14 @@ def _routed(layer: Block) -> tuple[Matrix, ...]:
     experts = layer.experts
     if experts is None:
         return ()
-    up = Matrix(
-        "experts", layer.hidden, experts.ffn, "out", layer.mlp_bias, copies=experts.count, active=experts.top_k
-    )
-    down = replace(up, width_in=experts.ffn, width_out=layer.hidden, cut="in")
+    wide = layer.expert_width
+    up = Matrix("experts", wide, experts.ffn, "out", layer.mlp_bias, copies=experts.count, active=experts.top_k)
+    down = replace(up, width_in=experts.ffn, width_out=wide, cut="in")
+    narrowed = Matrix("latent", layer.hidden, wide, "none")
+    latent = (narrowed, replace(narrowed, width_in=wide, width_out=layer.hidden)) if experts.latent else ()
     gate = [Matrix("router", layer.hidden, 1, "none")] if experts.shared_gate else []
     router = Matrix("router", layer.hidden, experts.count, "none", experts.biased_router)
-    return (router, *gate, *([up] * layer.halves), down)
+    return (router, *gate, *latent, *([up] * layer.halves), down)
 
 
 def _modulation(width: int, out: int) -> tuple[Matrix, ...]:

@@ -17,6 +17,7 @@ k, v, f are the rank's widths.
     mlp          the activation's input (both halves) and output                    f (halves + 1)
     experts      a dispatched token, the activation's input and output, its weight  top_k (h + f (halves + 1))
                  without a second half the weighing is no part of the activation    top_k (h + 3 f)
+    state space  what the input is projected to; the scan's output before its gate, the norm's input and output
     router       its logits and scores in fp32; the map of the permutation in int32
 
 In fp8 the inputs of products are kept in 8 bits: outputs of norms and activations, dispatched tokens, and the
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from dslaunch.model import state_space
 from dslaunch.model.blocks import Attention, Block, blocks, divided
 from dslaunch.model.matrices import layer_matrices
 from dslaunch.model.params import alike, padded_vocab
@@ -97,8 +99,9 @@ def backward_bytes(component: Decoder | Transformer | ViT, run: Pass, layer: int
     routed = 0.0
     if shape.experts:
         wide = divided(shape.experts.ffn, run.etp) * shape.halves
-        routed = _routed_tokens(shape, run) * max(2 * shape.hidden, shape.hidden + wide)
-    return run.width * run.tokens * (outputs + max(dense, routed))
+        routed = _routed_tokens(shape, run) * max(2 * shape.expert_width, shape.expert_width + wide)
+    scan = state_space.backward_bytes(shape.mamba, run.tp, run.width) if shape.mamba else 0.0
+    return run.tokens * (run.width * (outputs + max(dense, routed)) + scan)
 
 
 def head_bytes(component: Decoder, run: Pass) -> float:
@@ -168,7 +171,7 @@ def _dropped(layer: Block, module: str) -> tuple[str, ...]:
 def _parts(layer: Block, run: Pass, crossed: int) -> dict[str, float]:
     """Bytes by part of the layer, for one sample."""
     hidden = run.tokens * layer.hidden * run.whole
-    branches = len(layer.attentions) + (layer.ffn > 0 or layer.experts is not None)
+    branches = layer.branches
     post = (layer.norms > branches) + layer.layer_scale
     modulated = layer.modulation // 3 * 2 if layer.modulation % 3 == 0 else layer.modulation // 2
     inner = run.tokens * divided(layer.ffn, run.tp)
@@ -183,6 +186,7 @@ def _parts(layer: Block, run: Pass, crossed: int) -> dict[str, float]:
         "core outputs": run.width * sum(outputs for _, outputs, _ in attentions),
         "core statistics": sum(statistics for _, _, statistics in attentions),
         "mlp": inner * (run.width * layer.halves + product),
+        **_state_space(layer, run),
         **_experts(layer, run),
     }
 
@@ -227,6 +231,13 @@ def _routed_tokens(layer: Block, run: Pass) -> float:
     return balance * run.etp / run.tp * layer.experts.top_k
 
 
+def _state_space(layer: Block, run: Pass) -> dict[str, float]:
+    if layer.mamba is None:
+        return {}
+    scan, last = state_space.kept(layer.mamba, run.tp)
+    return {"state space": run.tokens * (run.width * scan + _product_width(run) * last)}
+
+
 def _experts(layer: Block, run: Pass) -> dict[str, float]:
     experts = layer.experts
     if experts is None:
@@ -236,7 +247,7 @@ def _experts(layer: Block, run: Pass) -> dict[str, float]:
     tokens = run.tokens * _routed_tokens(layer, run)
     own = run.tokens * run.whole
     return {
-        "experts": tokens * (_product_width(run) * layer.hidden + run.width * inner * layer.halves + _FP32),
+        "experts": tokens * (_product_width(run) * layer.expert_width + run.width * inner * layer.halves + _FP32),
         "expert outputs": tokens * inner * (_product_width(run) + run.width * (weighed - 1)),
         "router": own * experts.count * (2 * _FP32 + 2 * _INT32),
     }

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dslaunch.model.blocks import Block, blocks, divided
+from dslaunch.model import state_space
+from dslaunch.model.blocks import Block, blocks, divided, further_blocks
 from dslaunch.model.matrices import (
     Matrix,
     head_matrices,
@@ -185,7 +186,8 @@ def _layer_vectors(layer: Block, tp: int) -> int:
         attention.mla.q_lora_rank + attention.mla.kv_lora_rank for attention in layer.attentions if attention.mla
     )
     sinks = sum(divided(attention.heads, tp) for attention in layer.attentions if attention.sinks)
-    return layer.norms * layer.norm + layer.context_norm + scales + inner + latents + sinks
+    scan = state_space.vectors(layer.mamba, tp) if layer.mamba else 0
+    return layer.norms * layer.norm + layer.context_norm + scales + inner + latents + sinks + scan
 
 
 def _stem_vectors(component: Decoder | Transformer | ViT, tp: int) -> int:
@@ -229,7 +231,8 @@ def _tail(component: Decoder | Transformer | ViT, tp: int, *, with_stem: bool) -
     if component.mtp_layers and not with_stem:
         # Further tokens are embedded where they are predicted (megatron/core/models/gpt/gpt_model.py, 0.16).
         further = (*further, *head_matrices(component, tp))
-    own_norms = component.mtp_layers * (3 * norm + _layer_vectors(blocks(component)[-1], tp))
+    inner = sum(_layer_vectors(block, tp) for block in further_blocks(component))
+    own_norms = component.mtp_layers * (3 * norm + inner)
     return _Part((*head, *further), norm + own_norms, trains)
 
 

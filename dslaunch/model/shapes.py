@@ -127,6 +127,8 @@ def _cut_widths(component: Component, experts_apart: bool) -> dict[str, int]:
         cuts = [m.width_out if m.cut == "out" else m.width_in for m in mlp_matrices(component)]
         return {f"width {cut}": cut for cut in cuts}
     widths = {f"heads {component.heads}": component.heads}
+    if isinstance(component, Decoder) and component.mamba:
+        widths |= {f"mamba.groups {component.mamba.groups}": component.mamba.groups}
     for layer in blocks(component):
         experts = layer.experts
         if experts and not experts_apart:

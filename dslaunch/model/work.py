@@ -9,8 +9,10 @@ Traffic of kernels that compute little, in elements per token (h hidden, f a ran
     GELU                                                       2 f forward, 3 f backward
     routed experts: tokens sorted, weighted and summed         4 topk h + activation, as much backward
     fp8: each product's input, and its output's gradient       1 element of the input, 1 of the gradient
+        of routed experts, cast by kernels of their own        2 each, 3 where the largest value is sought first
     adapters: each product's input and output                  2 elements, as many backward
     unfused attention, of heads * queries * keys               4 forward, 6 backward (softmax, dropout)
+    a state space's scan                                       see `model.state_space`
     logits in fp32 by single operations, of the vocabulary     15 forward, 8 backward
     the same compiled, and fused                               7 and 4, 3 and 2
 
@@ -24,7 +26,9 @@ from functools import lru_cache
 from itertools import chain
 
 from dslaunch.hardware.kernels import Gemm
-from dslaunch.model.blocks import Attention, Block, blocks, divided
+from dslaunch.hardware.software import Software
+from dslaunch.model import state_space
+from dslaunch.model.blocks import Attention, Block, blocks, divided, further_blocks
 from dslaunch.model.matrices import (
     Matrix,
     head_matrices,
@@ -35,8 +39,13 @@ from dslaunch.model.matrices import (
 )
 from dslaunch.model.passes import Pass
 from dslaunch.schema.components import Component, Decoder, Mlp, Other
-from dslaunch.schema.layer import Lora
+from dslaunch.schema.layer import Lora, Mamba
 
+_LATENT_KERNELS = 12
+"""Of latent attention beside its products: norms of the latents, heads taken apart, turned and joined again
+(megatron/core/transformer/multi_latent_attention.py, 0.16)."""
+_ROUTED_CASTS = {"tensorwise": 3.0, "rowwise": 3.0, "blockwise": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}
+"""Of experts' inputs (transformer_engine/pytorch/module/grouped_linear.py, 2.11)."""
 _LOGITS = {"plain": (15.0, 8.0), "chunked": (15.0, 8.0), "compiled": (7.0, 4.0), "fused": (3.0, 2.0)}
 _ADAPTER_KERNELS = 5
 """Dropout, two products, scaling, addition."""
@@ -51,6 +60,8 @@ class Product:
     """Runs in fp8 where the model's products do."""
     target: str = ""
     """What it computes: qkv, o, up (gate and up), down, experts, ..."""
+    routed: bool = False
+    """Of routed experts."""
 
     def backward(self) -> tuple[Gemm, Gemm]:
         """For the input's gradient and for the weight's."""
@@ -84,6 +95,8 @@ class Work:
     """Launched forward, backward."""
     flops: float = 0.0
     """Forward FLOPs of a network that is given by its figures."""
+    scans: tuple[Core, ...] = ()
+    """Scans of state spaces, as attention within chunks."""
 
 
 @dataclass(frozen=True)
@@ -136,16 +149,19 @@ def block_work(block: Block, batch: Batch, crossed: int) -> Work:
     unfused = 0.0 if run.software.flash_attention else squares
     products = _products(layer_matrices(block), batch, crossed)
     forward, backward = _elements(block, batch)
-    cast = sum(_cast(p) for p in products) if run.software.fp8 != "none" else 0.0
-    branches = len(block.attentions) + (block.ffn > 0 or block.experts is not None)
+    cast = sum(_cast(p, run.software) for p in products) if run.software.fp8 != "none" else 0.0
+    branches = block.branches
     launched = 6 * branches + len(products) * (2 if run.software.fp8 != "none" else 1)
     launched += (0 if run.software.flash_attention else 3 * len(block.attentions)) + _of_experts(block, run)
+    launched += state_space.kernels() if block.mamba else 0
+    launched += _LATENT_KERNELS * sum(attention.mla is not None for attention in block.attentions)
     return Work(
         products,
         cores,
         (forward + cast, backward + cast),
         (4 * unfused, 6 * unfused),
         (launched, 2 * launched),
+        scans=(_scan(block.mamba, batch),) if block.mamba else (),
     )
 
 
@@ -156,7 +172,7 @@ def _of_experts(block: Block, run: Pass) -> int:
     """
     if block.experts is None:
         return 0
-    return (14 if run.software.dispatcher == "deepep" else 60) + (6 if run.software.fp8 != "none" else 0)
+    return (14 if run.software.dispatcher == "deepep" else 45) + (6 if run.software.fp8 != "none" else 0)
 
 
 @lru_cache(maxsize=4096)
@@ -179,11 +195,9 @@ def tail_work(component: Component, batch: Batch) -> Work:
     once = Work(head, (), (forward * logits, backward * logits), kernels=(20, 20))
     if component.mtp_layers == 0:
         return once
-    further = block_work(blocks(component)[-1], batch, 0)
-    joined = _products(mtp_matrices(component)[:1], batch, 0)
-    return _sum(
-        [once, *([_sum([replace(further, products=further.products + joined), once])] * component.mtp_layers)]
-    )
+    joined = Work(_products(mtp_matrices(component)[:1], batch, 0))
+    further = [joined, *(block_work(block, batch, 0) for block in further_blocks(component)), once]
+    return _sum([once, *further * component.mtp_layers])
 
 
 def _sum(parts: list[Work]) -> Work:
@@ -193,6 +207,7 @@ def _sum(parts: list[Work]) -> Work:
         (sum(p.elements[0] for p in parts), sum(p.elements[1] for p in parts)),
         (sum(p.squares[0] for p in parts), sum(p.squares[1] for p in parts)),
         (sum(p.kernels[0] for p in parts), sum(p.kernels[1] for p in parts)),
+        scans=tuple(chain.from_iterable(p.scans for p in parts)),
     )
 
 
@@ -210,7 +225,7 @@ def _products(
             gemm = replace(gemm, n=gemm.n + seen.gemm.n)
         elif seen:
             key = (matrix.target, product.gemm.k, f"{len(joined)}")
-        joined[key] = Product(gemm, product.narrow, _GROUP.get(matrix.target, matrix.target))
+        joined[key] = Product(gemm, product.narrow, _GROUP.get(matrix.target, matrix.target), product.routed)
     return tuple(joined.values())
 
 
@@ -223,16 +238,22 @@ def _product(matrix: Matrix, batch: Batch, crossed: int, narrow: bool) -> Produc
     if matrix.routed:
         local = max(1, matrix.copies // run.ep)
         rows = max(1, round(batch.rows * run.etp / run.tp * matrix.active / local))
-        return Product(Gemm(rows, width_out, width_in, local), narrow)
+        return Product(Gemm(rows, width_out, width_in, local), narrow, routed=True)
     rows = {"own": batch.rows, "context": crossed * batch.samples, "sample": batch.samples}[matrix.runs]
     return Product(
         Gemm(max(1, rows), width_out, width_in, matrix.active), narrow and matrix.target != "router"
     )
 
 
-def _cast(product: Product) -> float:
-    """Elements of a product's input that is written twice in half the width; what made it reads it."""
-    return product.gemm.count * product.gemm.m * product.gemm.k if product.narrow else 0.0
+def _cast(product: Product, software: Software) -> float:
+    """Elements of a product's input that is written twice in half the width; what made it reads it.
+
+    Experts' inputs are read by kernels of their own, unless their products are one with what stands between.
+    """
+    if not product.narrow:
+        return 0.0
+    apart = product.routed and not software.fused_experts
+    return (_ROUTED_CASTS[software.fp8] if apart else 1.0) * product.gemm.count * product.gemm.m * product.gemm.k
 
 
 def _keys(attention: Attention, batch: Batch, crossed: int) -> int:
@@ -255,6 +276,12 @@ def _core(attention: Attention, batch: Batch, crossed: int) -> Core:
     return Core(flops, max(attention.head_dim, attention.value_dim), keys, both)
 
 
+def _scan(mamba: Mamba, batch: Batch) -> Core:
+    """Triton's kernels, which work on a chunk's tokens as attention does on those of a short sequence."""
+    flops = float(batch.rows) * state_space.scan_flops(mamba) / batch.run.tp
+    return Core(flops, mamba.head_dim, mamba.chunk, ())
+
+
 def _squares(attention: Attention, batch: Batch, crossed: int) -> float:
     return float(batch.rows) * _keys(attention, batch, crossed) * divided(attention.heads, batch.run.tp)
 
@@ -262,7 +289,7 @@ def _squares(attention: Attention, batch: Batch, crossed: int) -> float:
 def _elements(block: Block, batch: Batch) -> tuple[float, float]:
     """(forward, backward) elements that norms, additions, positions and activations read and write."""
     run = batch.run
-    branches = len(block.attentions) + (block.ffn > 0 or block.experts is not None)
+    branches = block.branches
     norms = max(block.norms, branches)
     whole = block.hidden * run.whole
     forward, backward = whole * (3.0 * branches + 2.0 * norms), whole * (4.0 * branches + 3.0 * norms)
@@ -270,11 +297,14 @@ def _elements(block: Block, batch: Batch) -> tuple[float, float]:
         turned = attention.query_width(run.tp) + attention.kv_width(run.tp) / 2
         forward += turned * (2 + 2 * bool(attention.qk_norm))
         backward += turned * (2 + 3 * bool(attention.qk_norm))
+    if block.mamba:
+        scan = state_space.elements(block.mamba, run.tp, run.width)
+        forward, backward = forward + scan[0], backward + scan[1]
     inner, outer = (3.0, 5.0) if block.gated else (2.0, 3.0)
     width = float(divided(block.ffn, run.tp))
     if block.experts:
         routed = block.experts.top_k * run.etp / run.tp
         width += routed * divided(block.experts.ffn, run.etp)
-        forward += 4 * routed * block.hidden
-        backward += 4 * routed * block.hidden
+        forward += 4 * routed * block.expert_width
+        backward += 4 * routed * block.expert_width
     return batch.rows * (forward + inner * width), batch.rows * (backward + outer * width)

@@ -76,7 +76,8 @@ def batches(
 
 def _in_rounds(config: RunConfig, wanted: Mapping[str, ComponentStrategy], asked: _Asked) -> _Asked:
     """The interleaved schedule runs the trunk's micro-batches in rounds of pp."""
-    if asked.name != config.model.trunk or config.training.schedule != "interleaved":
+    order = config.training.order(wanted[config.model.trunk].vpp or 1)
+    if asked.name != config.model.trunk or order != "interleaved":
         return asked
     return replace(asked, rounds=wanted[asked.name].pp or 1)
 

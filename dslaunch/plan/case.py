@@ -79,7 +79,8 @@ class Case:
     @property
     def encode_all(self) -> bool:
         """Whether all micro-batches run forward before the trunk starts: beside a trunk, one engine each."""
-        return self.engine.per_component and not self.is_trunk
+        before = not self.is_trunk and self.config.model.trunk not in _upstream(self.config, self.name)
+        return self.engine.per_component and before
 
     @property
     def states(self) -> StateBytes:

@@ -16,6 +16,9 @@ from dslaunch.schema.model import Component, Mlp, Other
 
 _FLASH_BACKWARD = 2.5
 """Products backward by those forward in fused attention, which makes the scores again (arXiv:2205.14135)."""
+_SCAN_BACKWARD = 3.0
+"""The same of a state space's scan, which makes the chunks' states and C B^T again (state-spaces/mamba:
+mamba_ssm/ops/triton/ssd_combined.py, 2.2)."""
 _COMPILED_PASSES = 0.55
 """Of torch.compile, which joins kernels that compute little: their traffic."""
 _STARTED = {"compiled": 0.5, "graphs": 0.25}
@@ -191,7 +194,8 @@ def _spent(work: Work, at: _Speeds) -> Spent:
     per_element = width * at.passes / gpu.memory
     per_score = width * at.score_passes / gpu.memory
     core += work.squares[0] * per_score
-    light = work.elements[0] * per_element + work.kernels[0] * _GAP + work.flops / gpu.peak
+    scan = sum(gpu.core(part.flops, part.head, part.keys) for part in work.scans)
+    light = work.elements[0] * per_element + work.kernels[0] * _GAP + work.flops / gpu.peak + scan
     inputs += work.elements[1] * per_element + work.squares[1] * per_score
-    inputs += work.kernels[1] * _GAP + work.flops / gpu.peak
+    inputs += work.kernels[1] * _GAP + work.flops / gpu.peak + _SCAN_BACKWARD * scan
     return Spent(products, core, light, inputs, weights + work.flops / gpu.peak, work.kernels[0])

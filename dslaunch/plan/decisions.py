@@ -6,14 +6,19 @@ from typing import Any
 
 from dslaunch.engines.base import Engine
 from dslaunch.hardware.topology import tensor_domain
+from dslaunch.plan.placement import placement
 from dslaunch.planfile import ClusterPlan, FilesPlan, LauncherPlan, ProgramPlan, SupervisionPlan, TrainingPlan
 from dslaunch.schema.config import RunConfig
 
 RUNTIME = "dslaunch.runtime"
 
 
-def training_plan(config: RunConfig, grad_accum_dtype: str) -> TrainingPlan:
-    """What decides convergence."""
+def training_plan(config: RunConfig, grad_accum_dtype: str, vpp: int) -> TrainingPlan:
+    """What decides convergence.
+
+    Args:
+        vpp: virtual stages per rank of the trunk.
+    """
     training, optimizer = config.training, config.training.optimizer
     return TrainingPlan(
         global_batch=training.global_batch,
@@ -23,7 +28,7 @@ def training_plan(config: RunConfig, grad_accum_dtype: str) -> TrainingPlan:
         steps=training.steps,
         seed=training.seed,
         clip=training.clip,
-        schedule=training.schedule,
+        schedule=training.order(vpp),
         overlap_comm=training.overlap_comm,
         sequence_parallel=training.sequence_parallel,
         optimizer=optimizer.name,
@@ -51,6 +56,8 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
             local=cluster.local,
             hosts=cluster.hosts,
             nvlink_domain=tensor_domain(cluster) if cluster.node.nvlink_domain > 1 else 1,
+            slots=cluster.unequal,
+            switches=cluster.switches,
         ),
         {
             "program": _program(config, engine),
@@ -71,6 +78,10 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
                 subnet=launcher.subnet,
                 connections=launcher.connections,
                 lost_after_s=launcher.lost_after_s,
+                placement=placement(config),
+                stage_from=launcher.stage.source,
+                stage_to=launcher.stage.to,
+                stage_exclude=launcher.stage.exclude if launcher.stage.to else (),
             ),
             "files": FilesPlan(
                 data_path=config.data.path,
@@ -78,6 +89,8 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
                 weights=config.model.weights,
                 checkpoint_dir=config.checkpoint.dir,
                 checkpoint_every=config.checkpoint.every if isinstance(config.checkpoint.every, int) else 0,
+                checkpoint_async=config.checkpoint.in_background,
+                checkpoint_keep=config.checkpoint.keep,
                 checkpoint_load=config.checkpoint.load,
             ),
             "supervision": _supervision(config, engine),
@@ -95,12 +108,29 @@ def _supervision(config: RunConfig, engine: Engine) -> SupervisionPlan:
         restart_wait_s=restart.wait_s,
         restart_actions={str(cause): str(action) for cause, action in restart.actions.items()},
         spares=restart.spares,
+        elastic_min_nodes=restart.min_nodes if restart.elastic else 0,
         watchdog_minutes=watchdog.minutes,
         watchdog_start_minutes=start if start is not None else 60.0 if reports_steps else 0.0,
         node_mtbf_hours=config.cluster.mtbf_hours,
+        stopping_breaches=tuple(sorted(name for name, does in config.notify.breach.items() if does == "stop")),
         webhook=config.notify.webhook,
         prometheus_dir=config.notify.prometheus_dir,
     )
+
+
+def checkpoint_faults(config: RunConfig, engine: Engine) -> list[str]:
+    """What dslaunch.runtime alone does with checkpoints."""
+    checkpoint, program = config.checkpoint, _program(config, engine)
+    if program.module == RUNTIME:
+        return []
+    asked = {"async=true": checkpoint.in_background, f"keep={checkpoint.keep}": checkpoint.keep}
+    runs = program.script or program.module or f"the program of {engine.name}"
+    return [
+        f"checkpoint.{word} is for dslaunch.runtime, and this plan runs {runs}; leave it out, and set it in the "
+        "program's own arguments"
+        for word, wanted in asked.items()
+        if wanted
+    ]
 
 
 def _program(config: RunConfig, engine: Engine) -> ProgramPlan:

@@ -24,10 +24,11 @@ def capable(config: RunConfig, layouts: Mapping[str, Layout]) -> dict[str, list[
 def engine_faults(config: RunConfig, layouts: Mapping[str, Layout], name: str) -> list[str]:
     """Why one engine can't execute the layouts: a sentence each."""
     engine, training = ENGINES[name], config.training
+    order = training.order(max(layout.vpp for layout in layouts.values()))
     decoders = sum(isinstance(component, Decoder) for component in config.model.components.values())
     return [
         *_not_allowed(config, name),
-        *refusals(engine, layouts, config.strategy.sharding, training.precision, training.schedule, decoders),
+        *refusals(engine, layouts, config.strategy.sharding, training.precision, order, decoders),
         *engine.limits(config, layouts),
         *only_elsewhere(config, name),
         *only_torch(config, name),

@@ -125,7 +125,7 @@ def to_plan(
         world_size=config.cluster.world_size,
         global_batch=config.training.global_batch,
         cluster=cluster,
-        training=training_plan(config, any_case.grad_accum_dtype),
+        training=training_plan(config, any_case.grad_accum_dtype, found.cases[config.model.trunk].layout.vpp),
         engine=EnginePlan(
             name=engine.name,
             version=named(config.engine.version, engine.versions) or engine.versions[0],

@@ -259,9 +259,9 @@ def _data_parallel(config: RunConfig, name: str, want: ComponentStrategy) -> tup
 
 
 def _schedule_faults(config: RunConfig, name: str, layout: Layout) -> list[str]:
-    schedule, key = config.training.schedule, f"strategy.{name}"
+    schedule, key = config.training.order(layout.vpp), f"strategy.{name}"
     if layout.vpp > 1 and schedule != "interleaved":
-        return [f"{key}.vpp is {layout.vpp}, which needs training.schedule=interleaved; it is {schedule}"]
+        return [f"{key}.vpp is {layout.vpp}, but training.schedule is {schedule}; leave one of them out"]
     if name != config.model.trunk or schedule != "interleaved":
         return []
     if layout.vpp == 1:

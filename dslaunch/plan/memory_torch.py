@@ -122,7 +122,7 @@ def _exchanged(case: Case) -> float:
     layout, component = case.layout, case.component
     if layout.cp == 1 or not case.engine.deepspeed or not isinstance(component, Decoder):
         return 0.0
-    each = blocks(component)[0].attentions[0]
+    each = next(attention for block in blocks(component) for attention in block.attentions)
     query, kv = each.query_width(layout.tp), each.kv_width(layout.tp)
     copied = kv * max(1, layout.cp * layout.tp // each.kv_heads)
     return case.tokens * case.width * (2 * (2 * query + copied) + copied - kv + 2 * query)

@@ -9,6 +9,7 @@ from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.efficiency import SHIPPED, Tables
 from dslaunch.plan import account
 from dslaunch.plan import layouts as layouts_of
+from dslaunch.plan.decisions import checkpoint_faults
 from dslaunch.plan.engine_choice import choose, grad_accum, require_version
 from dslaunch.plan.evaluate import Evaluated, evaluate, memory_band, to_plan, to_prediction
 from dslaunch.plan.findings import chosen_freely, findings, fits
@@ -55,8 +56,8 @@ def plan(
     if engine is None or faults:
         raise PlanError("\n".join(faults))
     accum, accum_faults = grad_accum(config, engine, layouts)
-    if accum_faults:
-        raise PlanError("\n".join(accum_faults))
+    if late := [*accum_faults, *checkpoint_faults(config, engine)]:
+        raise PlanError("\n".join(late))
     result = evaluate(config, engine, layouts, accum, tables)
     checkpoint = planned_interval(config, result.time.step_s)
     made = with_interval(to_plan(config, result, engine, engines, accepted), config, checkpoint)

@@ -2,8 +2,9 @@
 
 Every degree that is pinned stays; of the others every value is tried with which the shapes, the ranks and the
 batch come out whole: tp within the fast links' domain; pp in equal stages, or with shorter ends where the layers
-do not divide; vpp where the engine interleaves; cp that cuts the sequence; ep that shares out the experts; each
-ZeRO stage of the engine; each micro-batch that divides the batch.
+do not divide; vpp where the engine interleaves; cp that cuts the sequence; ep that shares out the experts, which
+tp cuts or, where the engine takes it, nothing does; each ZeRO stage of the engine; each micro-batch that divides
+the batch.
 """
 
 from __future__ import annotations
@@ -66,12 +67,15 @@ class Family:
     dp: int
     zero: int
     offload: str
+    etp: int | None = None
+    """Ranks that share an expert; None: as many as tp."""
 
     def describe(self) -> str:
         """In words, such as `TP8 PP4 DP2 ZeRO-1`."""
         further = "".join(
             f" {n}{v}" for n, v in (("VPP", self.vpp), ("CP", self.cp), ("EP", self.ep)) if v > 1
         )
+        further += f" ETP{self.etp}" if self.etp else ""
         away = "" if self.offload == "none" else f" offload {self.offload}"
         return f"TP{self.tp} PP{self.pp}{further} DP{self.dp} ZeRO-{self.zero}{away}"
 
@@ -79,11 +83,11 @@ class Family:
 def families(config: RunConfig, engine: Engine, group: Group, offloads: Sequence[str]) -> Iterator[Family]:
     """Every family of the group, the plainest first."""
     for tp, pp, vpp, cp, dp in _grids(config, engine, group):
-        for ep in _expert_sizes(config, engine, group, tp, dp * cp):
+        for etp, ep in _expert_sizes(config, engine, group, tp, dp * cp):
             for zero in _chosen(group.pinned("zero"), sorted(_stages(engine, pp))):
                 for offload in _chosen(group.pinned("offload"), [o for o in offloads if o in engine.offload]):
                     if zero >= _OFFLOAD_NEEDS[offload]:
-                        yield Family(tp, pp, vpp, cp, ep, dp, zero, offload)
+                        yield Family(tp, pp, vpp, cp, ep, dp, zero, offload, etp)
 
 
 def recomputes(group: Group) -> list[str]:
@@ -118,11 +122,9 @@ def layouts(
 
 
 def schedule(config: RunConfig, family: Family) -> str:
-    """The order of micro-batches: vpp needs the interleaved one, which is 1F1B where stages are whole."""
-    if family.vpp > 1:
-        return "interleaved"
-    wanted = config.training.schedule
-    return "1f1b" if wanted == "interleaved" else wanted
+    """The order of micro-batches; the interleaved one is 1F1B where stages are whole."""
+    order = config.training.order(family.vpp)
+    return "1f1b" if order == "interleaved" and family.vpp == 1 else order
 
 
 def scheduled(config: RunConfig, wanted: str) -> RunConfig:
@@ -151,7 +153,7 @@ def _want(
         {
             **{key: getattr(family, key) for key in ("tp", "pp", "vpp", "cp", "dp", "zero", "offload")},
             "ep": family.ep if _has_experts(component) else 1,
-            "etp": pin.etp,
+            "etp": family.etp if _has_experts(component) else None,
             "recompute": pin.recompute or recompute,
             "layers_per_stage": stages,
             "rank_offset": group.offset,
@@ -202,13 +204,13 @@ def _splits(
     """The vpp with which every component's layers fill pp stages; none where they do not."""
     if group.pinned("pp") not in (None, pp) or (pp > 1 and "pp" not in engine.degrees):
         return []
-    wanted = config.training.schedule
     several: list[int] = []
-    if group.trunk and pp > 1 and wanted != "gpipe" and {"interleaved"} <= engine.schedules:
+    if group.trunk and config.training.order(2) == "interleaved" and {"interleaved"} <= engine.schedules:
         several = [vpp for vpp in divisors(shapes.layers(components[0][0])) if vpp > 1]
+    whole = group.pinned("vpp") in (None, 1)
     return [
         vpp
-        for vpp in _chosen(group.pinned("vpp"), [1, *several])
+        for vpp in (_chosen(group.pinned("vpp"), [1, *several]) if pp > 1 else [1] * whole)
         if all(_split(component, pin, pp, vpp) for component, pin in components)
     ]
 
@@ -234,18 +236,21 @@ def _context_sizes(config: RunConfig, engine: Engine, group: Group, ranks: int) 
     return [cp for cp in divisors(ranks) if cp == 1 or not cut_faults(config, cp)]
 
 
-def _expert_sizes(config: RunConfig, engine: Engine, group: Group, tp: int, shard: int) -> list[int]:
-    """Every ep that shares out the experts among a stage's tp x shard ranks, of which etp share one."""
-    etp = group.pinned("etp") or tp
-    assert isinstance(etp, int)
+def _expert_sizes(
+    config: RunConfig, engine: Engine, group: Group, tp: int, shard: int
+) -> Iterator[tuple[int | None, int]]:
+    """(etp, ep): every ep that shares out the experts among a stage's tp x shard ranks, of which etp share one.
+
+    An etp that is not pinned is tp, or 1 where the engine cuts experts otherwise.
+    """
     components = [component for component, _ in _components(config, group)]
     counts = [c.experts.count for c in components if isinstance(c, Decoder) and c.experts]
     every = divisors(counts[0]) if counts and "ep" in engine.degrees else [1]
-    return [
-        ep
-        for ep in _chosen(group.pinned("ep"), every)
-        if tp * shard % (ep * etp) == 0 and all(count % ep == 0 for count in counts)
-    ]
+    apart = [1] if counts and tp > 1 and "etp" in engine.degrees else []
+    for etp in _chosen(group.pinned("etp"), [None, *apart]):
+        for ep in _chosen(group.pinned("ep"), every):
+            if tp * shard % (ep * (etp or tp)) == 0 and all(count % ep == 0 for count in counts):
+                yield etp, ep
 
 
 def _has_experts(component: Component) -> bool:

@@ -9,7 +9,7 @@ from dslaunch.engines.deepspeed_modes import hpz
 from dslaunch.hardware.collectives import exchange, ring, scatter, send
 from dslaunch.hardware.efficiency import GpuRates
 from dslaunch.hardware.topology import Group, group_link, inside
-from dslaunch.model.blocks import Block, blocks
+from dslaunch.model.blocks import Block, blocks, further_blocks
 from dslaunch.plan.case import Case
 from dslaunch.plan.compute import kinds
 from dslaunch.schema.model import Decoder, Mlp, Other
@@ -17,6 +17,8 @@ from dslaunch.schema.model import Decoder, Mlp, Other
 _BUCKET = 160e6
 """Bytes of a bucket of gradients: 40e6 elements and up (megatron/core/distributed/ddp_config, 0.16)."""
 
+_RING_KERNELS = 8
+"""Of one attention and step."""
 _ZERO3_NETWORK = 0.1
 """Speed of DeepSpeed's ZeRO-3 between nodes by that of a ring over all ports: 2,240 GPUs took 184 s for 530B
 parameters and 640 took 256 s (arXiv:2104.04473, table 2), 1,024 took 402 s for 1T (deepspeedai/DeepSpeed:
@@ -66,14 +68,15 @@ def tensor(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
 
 
 def _branches(block: Block) -> int:
-    return len(block.attentions) + (block.ffn > 0)
+    return len(block.attentions) + (block.mamba is not None) + (block.ffn > 0)
 
 
 def context(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
     """(forward, backward) of one micro-batch, context parallelism.
 
     A ring sends keys and values c-1 times forward, and with their gradients backward; Ulysses exchanges
-    queries, keys, values and the output, both ways (arXiv:2309.14509).
+    queries, keys, values and the output, both ways (arXiv:2309.14509); so does a state space with what goes into
+    its scan and comes out (megatron/core/ssm/mamba_context_parallel.py, 0.16).
     """
     layout = case.layout
     if layout.cp == 1 or not case.is_trunk or not _layered(case):
@@ -82,6 +85,10 @@ def context(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
     group, cluster = Group(layout.cp, layout.tp), case.config.cluster
     tokens = case.samples * case.tokens * case.width
     for block, number in _kinds(case, stage):
+        if block.mamba:
+            wide = tokens * (block.mamba.projected + block.mamba.inner) / layout.tp
+            once = number * exchange(cluster, group, wide, rates)
+            forward, backward = forward + once, backward + once
         for attention in block.attentions:
             kv, q = attention.kv_width(layout.tp), attention.query_width(layout.tp)
             if case.engine.deepspeed:
@@ -92,6 +99,20 @@ def context(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
                 once = number * ring(cluster, group, tokens * kv * (layout.cp - 1), rates)
                 forward, backward = forward + once, backward + 2 * once
     return forward, backward
+
+
+def ring_kernels(case: Case, stage: int) -> int:
+    """Kernels that context parallelism adds to a stage's forward.
+
+    In each step of a ring keys and values are sent and received, attention starts, and its output and statistics
+    join those so far
+    (transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py, 2.11).
+    """
+    layout = case.layout
+    if layout.cp == 1 or case.engine.deepspeed or not case.is_trunk or not _layered(case):
+        return 0
+    rings = sum(len(block.attentions) * number for block, number in _kinds(case, stage))
+    return _RING_KERNELS * layout.cp * rings
 
 
 def experts(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
@@ -106,7 +127,7 @@ def experts(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
     cluster, chosen = case.config.cluster, component.experts.top_k
     mixed = sum(number for block, number in _kinds(case, stage) if block.experts is not None)
     if stage == layout.pp - 1:
-        mixed += component.mtp_layers
+        mixed += component.mtp_layers * sum(block.experts is not None for block in further_blocks(component))
     group = Group(layout.ep, layout.etp)
     rows = case.samples * case.tokens / (layout.tp if case.sequence_parallel else 1)
     nodes = -(-layout.ep // inside(cluster, group))
@@ -114,7 +135,7 @@ def experts(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
     if case.software.dispatcher == "deepep":
         others = nodes - 1
         sent = others * (1 - (1 - 1 / nodes) ** chosen) / (chosen * others / nodes) if others else 1.0
-    size = rows * chosen * component.hidden * case.width
+    size = rows * chosen * (component.experts.latent or component.hidden) * case.width
     once = 2 * exchange(cluster, group, size, rates, sent)
     shared = layout.etp * size if case.sequence_parallel else hidden_bytes(case)
     once += 2 * scatter(cluster, Group(layout.etp), shared, rates)
@@ -122,13 +143,22 @@ def experts(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
 
 
 def pipeline(case: Case, rates: GpuRates) -> float:
-    """A micro-batch's activations to the next stage and gradients back, each virtual stage once."""
+    """A micro-batch's activations to the next stage and gradients back, each virtual stage once.
+
+    A stage of DeepSpeed's PipelineModule sends, then receives: four transfers a micro-batch that nothing runs
+    beside, where others send one way while they receive the other. It gathers over tp what came in parts
+    (deepspeed/runtime/pipe/schedule.py, TrainSchedule, and engine.py, pipe_partitioned; 0.19.8).
+    """
     layout = case.layout
     if layout.pp == 1 or not _layered(case):
         return 0.0
     cut = layout.tp if case.sequence_parallel or case.software.family == "megatron" else 1
     stride = layout.tp * layout.cp * layout.dp
-    return 2 * layout.vpp * send(case.config.cluster, stride, hidden_bytes(case) / cut, rates)
+    once = send(case.config.cluster, stride, hidden_bytes(case) / cut, rates)
+    if case.engine.deepspeed and not case.engine.per_component:
+        gathered = scatter(case.config.cluster, Group(layout.tp), hidden_bytes(case), rates)
+        return 4 * once + 2 * gathered
+    return 2 * layout.vpp * once
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from dslaunch.hosts import expanded
 from dslaunch.schema.base import NonNegativeFloat, Part, Positive, PositiveFloat, Texts
+
+
+def _leaves(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    seen: dict[str, str] = {}
+    for leaf, patterns in value.items():
+        for host in (host for pattern in patterns for host in expanded(pattern)):
+            if host in seen:
+                raise ValueError(f"{host} stands under {seen[host]} and {leaf}; a host has one leaf switch")
+            seen[host] = leaf
+    return value
 
 
 class Gpu(Part):
@@ -84,8 +96,12 @@ class Cluster(Part):
     """This machine."""
     hosts: Texts = ()
     """Host names, in rank order, for launches over ssh; a hostfile is written from them."""
+    switches: Annotated[dict[str, Texts], AfterValidator(_leaves)] = {}
+    """Hosts by leaf switch, such as {leaf1: [n[1-8]], leaf2: [n[9-16]]}: ranks follow one another under a leaf,
+    and then under the next, in launches over ssh and under SLURM."""
     mixed: Annotated[tuple[Slots, ...], Field(strict=False)] = ()
-    """Hosts that differ in GPU or number of GPUs: read to say what can be planned instead, never planned."""
+    """Hosts with unequal numbers of GPUs, such as [{nodes: 2, gpus: 8}, {nodes: 1, gpus: 4}]: they are planned as
+    equal parts, of as many GPUs as divide each host's, and launched over ssh. Different GPUs are never planned."""
     price_per_gpu_hour: NonNegativeFloat | None = None
     """USD that one GPU costs for an hour."""
     price_source: str = ""
@@ -113,8 +129,16 @@ class Cluster(Part):
         return self
 
     @property
+    def unequal(self) -> tuple[int, ...]:
+        """GPUs of each host, most first, where they differ; empty where they do not."""
+        counts = sorted((part.gpus for part in self.mixed for _ in range(part.nodes)), reverse=True)
+        return tuple(counts) if len(set(counts)) > 1 else ()
+
+    @property
     def slots(self) -> int:
-        """GPUs used per node: all of them where fewer than a node were asked for."""
+        """GPUs used per node: all of them where fewer than a node were asked for; of unequal hosts, per part."""
+        if self.unequal:
+            return math.gcd(*self.unequal)
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         return (
@@ -123,6 +147,9 @@ class Cluster(Part):
 
     @property
     def node_count(self) -> int:
+        """Nodes; of unequal hosts, parts."""
+        if self.unequal:
+            return sum(self.unequal) // self.slots
         if self.nodes is not None:
             return self.nodes
         return self.gpus // self.slots if self.gpus is not None else self.available_nodes or 0
@@ -133,9 +160,26 @@ class Cluster(Part):
         return self.node_count * self.slots
 
 
+def in_parts(cluster: Cluster) -> Cluster:
+    """The same where a part of an unequal host has its share of the largest host's cores, memory and disk."""
+    if not cluster.unequal:
+        return cluster
+    share = cluster.slots / cluster.unequal[0]
+    node = cluster.node
+    shared = {
+        "cpu_cores": max(1, int(node.cpu_cores * share)),
+        "host_memory_gib": node.host_memory_gib * share,
+        "nvme_gib": node.nvme_gib * share,
+        "nvme_gb_per_s": node.nvme_gb_per_s * share,
+    }
+    return cluster.model_copy(update={"node": node.model_copy(update=shared)})
+
+
 def _count_fault(cluster: Cluster) -> str:
     """What is wrong with gpus, nodes and gpus_per_node; empty where nothing is."""
     slots, gpus, nodes = cluster.slots, cluster.gpus, cluster.nodes
+    if cluster.mixed:
+        return ""
     if gpus is None and nodes is None and cluster.available_nodes is None:
         return f"how many GPUs? Write a number before the name, such as cluster=8x{cluster.gpu.name}"
     if slots > cluster.node.gpus:
@@ -164,20 +208,17 @@ def _node_fault(cluster: Cluster) -> str:
         )
     if count > 1 and cluster.network is None:
         return f"{count} nodes need a network; `network:` is missing"
-    if cluster.hosts and len(cluster.hosts) != count:
+    hosts = len(cluster.unequal) or count
+    if cluster.hosts and len(cluster.hosts) != hosts:
         return (
-            f"hosts names {len(cluster.hosts)} hosts, but the cluster has {count} nodes. "
+            f"hosts names {len(cluster.hosts)} hosts, but the cluster has {hosts} nodes. "
             "Give cluster.hosts=[...] with as many names"
         )
     return ""
 
 
 def _mixed_fault(cluster: Cluster) -> str:
-    """Why a mixed cluster is not planned for, and what can be instead; empty where it is none.
-
-    Ranks are counted as host x slots throughout (rank files, sbatch's tasks per node, DeepSpeed's hostfile with
-    one rank per slot), and every collective waits for its slowest member.
-    """
+    """Why a mixed cluster is not planned for, and what can be instead; empty where it is none, or can be."""
     if not cluster.mixed:
         return ""
     least = min(part.gpus for part in cluster.mixed)
@@ -190,9 +231,12 @@ def _mixed_fault(cluster: Cluster) -> str:
             f"GPU, and the smaller memory decides what fits. Plan a run for each (cluster= {alone}), or all "
             f"{nodes} nodes as the GPU with less memory: cluster={nodes}x{least}xTYPE"
         )
-    counts = " and ".join(str(n) for n in sorted({part.gpus for part in cluster.mixed}, reverse=True))
-    return (
-        f"mixed: hosts with {counts} GPUs are not planned for as one: ranks are counted as nodes x GPUs per "
-        f"node. Use {least} on each host, cluster={nodes}x{least}xTYPE, or plan a run for each kind of host "
-        f"(cluster= {alone})"
-    )
+    given = [key for key in ("gpus", "nodes", "gpus_per_node") if getattr(cluster, key) is not None]
+    if given:
+        return f"mixed says how many GPUs there are, and {given[0]} does too. Give one: cluster=TYPE has no size"
+    most = max(part.gpus for part in cluster.mixed)
+    if most > cluster.node.gpus:
+        return f"mixed: {most} GPUs in a host, but a node has {cluster.node.gpus} {cluster.gpu.name}"
+    if not cluster.unequal:
+        return f"mixed: every host has {least} GPUs. Write cluster={nodes}x{least}xTYPE"
+    return ""

@@ -15,9 +15,12 @@ from pydantic import (
 
 from dslaunch.errors import listed
 from dslaunch.schema.base import Counts, NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
-from dslaunch.schema.layer import CrossAttention, Experts, LatentAttention, Lora, Modulation, Window
+from dslaunch.schema.layer import CrossAttention, Experts, LatentAttention, Lora, Mamba, Modulation, Window
 
-_OWN_MODULE = ("module", "module_args", "weights")
+_SELDOM = ("module", "module_args", "weights", "mamba", "pattern", "mtp_pattern")
+"""Keys that are left out of what is written where they are empty."""
+_LAYER_KINDS = {"M": "Mamba", "*": "attention", "-": "an MLP", "E": "experts"}
+"""Letters of Megatron's --hybrid-layer-pattern and of Nemotron's hybrid_override_pattern."""
 
 
 class _Arguments(dict[str, Any]):
@@ -67,9 +70,9 @@ class _Component(Part):
         return self
 
     @model_serializer(mode="wrap")
-    def _own_module_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the three keys of an own module where they are empty: most components have none."""
-        return {key: value for key, value in dump(self).items() if value or key not in _OWN_MODULE}
+    def _seldom_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the keys that most components leave empty."""
+        return {key: value for key, value in dump(self).items() if value or key not in _SELDOM}
 
     @model_validator(mode="after")
     def _module_is_named(self) -> _Component:
@@ -143,6 +146,34 @@ class Decoder(_Layered):
     mla: LatentAttention | None = None
     mtp_layers: NonNegative = 0
     """Further layers that predict tokens beyond the next (DeepSeek-V3); they share embedding and head."""
+    mamba: Mamba | None = None
+    pattern: str = ""
+    """What each layer is, one letter a layer: M Mamba, * attention, - an MLP, E experts (Nemotron-H); empty: all
+    layers have attention and then an MLP or experts."""
+    mtp_pattern: str = ""
+    """The same of one further layer: its parts, one after the other, of kinds that `pattern` has; empty: as the
+    last layer."""
+
+    @model_validator(mode="after")
+    def _pattern_names_layers(self) -> Decoder:
+        unknown = sorted(set(self.pattern) - set(_LAYER_KINDS))
+        if unknown:
+            allowed = ", ".join(f"{letter} ({words})" for letter, words in _LAYER_KINDS.items())
+            raise ValueError(f"pattern has {listed(unknown)}. Allowed: {allowed}")
+        if self.pattern and len(self.pattern) != self.layers:
+            found = f"pattern has {len(self.pattern)} letters, but layers is {self.layers}"
+            raise ValueError(f"{found}; give one a layer")
+        for letter, key, given in (("M", "mamba", self.mamba), ("E", "experts", self.experts)):
+            if letter in self.pattern and not given:
+                raise ValueError(f"pattern has {letter}, {_LAYER_KINDS[letter]}, but {key} is not given; add it")
+        if self.mamba and "M" not in self.pattern:
+            raise ValueError("mamba is given, but no layer is one; give pattern, with M for each such layer")
+        strange = sorted(set(self.mtp_pattern) - set(self.pattern))
+        if strange:
+            raise ValueError(f"mtp_pattern has {listed(strange)}, of which pattern has no layer; take its letters")
+        if self.pattern and (self.mla or (self.experts and self.experts.dense_layers)):
+            raise ValueError("pattern takes neither mla nor experts.dense_layers; leave them out")
+        return self
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Decoder:

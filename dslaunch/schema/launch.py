@@ -83,6 +83,13 @@ class Slurm(Part):
     reservation: Word = ""
     switches: Switches = ""
     """Leaf switches wanted, optionally @ the time to wait for them: 1@00:30:00."""
+    segment: NonNegative = 0
+    """Nodes that have to stand in one block of topology/block each, such as an NVLink domain's (SLURM 24.05 or
+    later, sbatch --segment); divides the job's nodes. 0: SLURM's own."""
+    rank_order: Literal["auto", "slurm", "switches"] = "auto"
+    """Order of the nodes, and so of the ranks. slurm: as SLURM lists them; switches: those of one leaf switch
+    after one another, by cluster.switches or, where there is none, by SLURM's own topology; auto: by
+    cluster.switches where it is given."""
     comment: str = ""
     mem: Memory = ""
     """Memory per node; empty takes the site's default, 0 all of it."""
@@ -100,12 +107,38 @@ class Slurm(Part):
     continuations: NonNegative = 0
     """Jobs queued behind the first at once, each of which starts where the one before it failed or ran out of
     time, and goes on from the newest checkpoint."""
+    at_once: NonNegative = 0
+    """Runs of a sweep (--multirun) that may run at the same time; 0: as many as SLURM starts."""
     modules: Texts = ()
     """Environment modules to load, in order."""
     setup: Texts = ()
     """Shell lines run on each node's batch step before training."""
     sbatch_extra: Options = ()
     """Further #SBATCH options, each as one line without `#SBATCH`, such as --mail-type=END."""
+
+
+class Stage(Part):
+    """A copy of the code on every node's own disk, in which the ranks work (launchers ssh and slurm)."""
+
+    source: str = Field(default="", alias="from")
+    """The folder that is copied; it holds the one that is launched from, and the script."""
+    to: str = ""
+    """A folder on a disk of each node's own, such as /local/scratch; the copy gets a folder named after the run in
+    it, which is removed at the end."""
+    exclude: Texts = (
+        ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", "venv", "runs", "wandb", ".env", ".env.*",
+        ".netrc", ".ssh", ".aws", "*.pem", "*.key", "id_rsa*", "id_ed25519*",
+    )  # fmt: skip
+    """Patterns of names, or of paths from that folder, that are left out."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Stage:
+        if bool(self.source) != bool(self.to):
+            missing = "to" if self.source else "from"
+            raise ValueError(f"{missing} is missing: give from, the folder to copy, and to, its place on a node")
+        if self.to and not self.to.startswith("/"):
+            raise ValueError(f"to is {self.to!r}. Give an absolute path, such as /local/scratch")
+        return self
 
 
 class Container(Part):
@@ -171,6 +204,7 @@ class Launcher(Part):
     """Names of environment variables handed over from the launching shell; their values are written nowhere."""
     timeout_minutes: Annotated[float, Field(gt=0, le=_WEEK_MINUTES)] = 30.0
     """Limit of a collective, after which a process group gives up; at most a week."""
+    stage: Stage = Stage()
     slurm: Slurm = Slurm()
     kubernetes: Kubernetes = Kubernetes()
     container: Container = Container()
@@ -213,6 +247,10 @@ class Checkpoint(Part):
     and Daly, from save_seconds and cluster.mtbf_hours."""
     save_seconds: PositiveFloat | None = None
     """Seconds that one checkpoint takes, as a run measured: its end says so, and RUN/checkpoints.jsonl."""
+    in_background: bool = Field(default=False, alias="async")
+    """Written while training goes on, from a copy of the states in the host's memory; by dslaunch.runtime."""
+    keep: NonNegative = 0
+    """Newest checkpoints that stay, the others go; 0: all stay; by dslaunch.runtime."""
     load: str = ""
     """Checkpoint to start from."""
     universal: bool = False

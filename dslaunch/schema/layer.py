@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dslaunch.schema.base import NonNegative, Part, Positive
 
@@ -52,6 +52,14 @@ class Experts(Part):
     """Groups that a token's experts come from (DeepSeek-V3: 4 of 8)."""
     routed_scaling_factor: Annotated[float, Field(gt=0)] = 1.0
     """Factor on the routed experts' output (DeepSeek-V3: 2.5)."""
+    latent: NonNegative = 0
+    """Width that tokens are projected to before they go to the routed experts, and back from afterwards
+    (Nemotron 3 Super); 0: experts take the hidden width."""
+
+    @model_serializer(mode="wrap")
+    def _latent_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `latent` where experts have none, as most."""
+        return {key: value for key, value in dump(self).items() if value or key != "latent"}
 
     @model_validator(mode="after")
     def _equal_groups(self) -> Experts:
@@ -75,6 +83,46 @@ class LatentAttention(Part):
     qk_rope_head_dim: Positive
     """Part with rotary positions; one key part serves all heads."""
     v_head_dim: Positive
+
+
+class Mamba(Part):
+    """Mamba-2 (arXiv:2405.21060): a state for each head in place of keys and values that stay."""
+
+    heads: Positive
+    head_dim: Positive = 64
+    """Channels of a head; heads * head_dim is the inner width."""
+    state: Positive = 128
+    """Width of the state, for each channel."""
+    groups: Positive = 8
+    """Sets of input and output projections of the state, which heads share; as many tensor-parallel ranks at
+    most."""
+    conv: Positive = 4
+    """Tokens that the causal convolution reads."""
+    chunk: Positive = 128
+    """Tokens that are worked on as one matrix product; states go from chunk to chunk."""
+
+    @property
+    def inner(self) -> int:
+        """Width of what the scan runs on."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Width of what the convolution runs on: the input, and both projections of the state."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Output width of the input's projection: the gate, what is convolved, a time step for each head."""
+        return self.inner + self.convolved + self.heads
+
+    @model_validator(mode="after")
+    def _equal_groups(self) -> Mamba:
+        if self.heads % self.groups:
+            raise ValueError(
+                f"heads {self.heads} / groups {self.groups} is not whole; give groups that divide the heads"
+            )
+        return self
 
 
 class Window(Part):

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 _LIMIT = r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE"
 _MEMORY = re.compile(r"(\d+[KMGT]?)?", re.IGNORECASE)
 _PLANNED = re.compile(
-    r"--(nodes|n?tasks.*|gres|gpus.*|cpus-per-task|exclusive|(no-)?requeue|open-mode)", re.IGNORECASE
+    r"--(nodes|n?tasks.*|gres|gpus.*|cpus-per-task|exclusive|(no-)?requeue|open-mode|array)", re.IGNORECASE
 )
 """Options that the plan decides, or that have a key of their own."""
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Texts
+from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Positive, Texts
 
 Cause = Literal[
     "user", "hang", "host_memory", "gpu_fault", "disk_full", "gpu_memory", "port_taken", "preempted",
     "wrong_program", "configuration", "checkpoint", "communication", "host_lost", "killed", "crashed", "program",
+    "breach",
 ]  # fmt: skip
 """Why an attempt ended; dslaunch/run/causes.yaml says by what each is known, and what is done by default."""
 Action = Literal["stop", "retry", "retry_elsewhere", "requeue"]
+Watched = Literal["gradient_norm", "loss_jump", "step_time", "scaling_efficiency", "checkpoint_time"]
+"""What is watched while a run trains; dslaunch/run/thresholds.yaml says where each is worth a look."""
 
 
 class Restart(Part):
@@ -29,6 +32,17 @@ class Restart(Part):
     began, where a spare one waits), requeue (by SLURM; elsewhere as retry)."""
     spares: Texts = ()
     """Hosts of the same kind that wait to take the place, and the ranks, of one that fails (launcher ssh)."""
+    elastic: bool = False
+    """Plan anew for the hosts that are left where one is lost and no spare one waits, and for all of them once it
+    answers again: same recipe, global batch, learning rate, from the newest checkpoint (launchers ssh, slurm)."""
+    min_nodes: Positive = 1
+    """Fewest nodes that an elastic run goes on with; with fewer it stops."""
+
+    @model_validator(mode="after")
+    def _read_somewhere(self) -> Restart:
+        if not self.elastic and "min_nodes" in self.model_fields_set:
+            raise ValueError("min_nodes is set, but elastic is false, so nothing reads it; set elastic to true")
+        return self
 
 
 class Watchdog(Part):
@@ -48,6 +62,9 @@ class Notify(Part):
     webhook: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
     """Name of the environment variable that holds an address, such as a chat service's; it gets a POST with JSON
     where an attempt ends, the run hangs, a threshold is breached, and the run ends. The address stands nowhere."""
+    breach: dict[Watched, Literal["tell", "stop"]] = {}
+    """By threshold, what its breach does beside being told: stop ends the run, whose ranks get SIGTERM first, at
+    which dslaunch.runtime saves; tell, the default, leaves it alone."""
     prometheus_dir: str = ""
     """Folder for a text file with step, ranks and training figures, such as that of node_exporter's textfile
     collector; absolute, or from where the run was launched."""

@@ -69,13 +69,17 @@ class Training(Part):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
     clip: NonNegativeFloat = 1.0
     """Global gradient norm above which gradients are scaled down; 0 turns it off."""
-    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
-    """Order of micro-batches in the pipeline."""
+    schedule: Literal["1f1b", "gpipe", "interleaved"] | None = None
+    """Order of micro-batches in the pipeline; where not given, interleaved with vpp of 2 or more, else 1f1b."""
     overlap_comm: bool = True
     """Overlap gradient reduction with the backward pass, where the engine honours it."""
     sequence_parallel: bool = True
     """Shard the norms' activations over tp, where the engine can (Megatron)."""
     optimizer: Optimizer
+
+    def order(self, vpp: int) -> str:
+        """1f1b | gpipe | interleaved, where the trunk has `vpp` virtual stages per rank."""
+        return self.schedule or ("interleaved" if vpp > 1 else "1f1b")
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Training:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.schema.cluster import in_parts
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy, Strategy
 from dslaunch.secrets import is_secret_name, may_be_secret, shaped
@@ -34,9 +35,10 @@ def validate(tree: Mapping[str, Any], locate: Callable[[Sequence[str | int]], st
         lines = dict.fromkeys(_line(dict(mistake), locate) for mistake in error.errors())
         raise ConfigError("\n".join(lines)) from error
     mistakes = [*_component_names(config, locate), *_unused_layouts(config, locate), *_secrets(config)]
+    mistakes += [*_unequal_hosts(config, locate), *_staged(config, locate)]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    return config
+    return config.model_copy(update={"cluster": in_parts(config.cluster)})
 
 
 def _with_components(strategy: Any) -> Any:
@@ -64,6 +66,37 @@ def _by_size(layouts: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _over(below: Any, above: Any) -> Any:
     return {**below, **above} if isinstance(below, dict) and isinstance(above, dict) else above
+
+
+def _unequal_hosts(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:
+    """What cannot be done with hosts that differ in their GPUs: put one in another's place, or leave some out."""
+    if not config.cluster.unequal:
+        return []
+    wrong: list[Path] = []
+    if config.goal.name in ("fewest_gpus", "deadline", "cost"):
+        wrong.append(("goal", "name"))
+    if config.restart.elastic:
+        wrong.append(("restart", "elastic"))
+    if config.restart.spares:
+        wrong.append(("restart", "spares"))
+    return [
+        f"{locate(path)}: {_dotted(path)}: goes with hosts that are alike, and cluster.mixed names unequal ones. "
+        "Take it out, or plan for as many GPUs on each host: cluster=NODESxGPUSxTYPE"
+        for path in wrong
+    ]
+
+
+def _staged(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:
+    path: Path = ("launcher", "stage")
+    if not config.launcher.stage.to:
+        return []
+    if config.restart.elastic:
+        why = "goes with a fixed set of hosts, and restart.elastic is true. Take one out"
+    elif config.launcher.container.kind != "none":
+        why = "the ranks of a container see the mounted folders alone. Take it out, or launcher.container"
+    else:
+        return []
+    return [f"{locate(path)}: launcher.stage: {why}"]
 
 
 def _component_names(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:

@@ -71,6 +71,26 @@ def latent(decoder: Decoder) -> dict[str, Any]:
     return mixture(decoder) | decoder.mla.model_dump() if decoder.mla else {}
 
 
+_BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+def hybrid(decoder: Decoder) -> dict[str, Any]:
+    mamba, experts = decoder.mamba, decoder.experts
+    assert mamba is not None
+    keys = {
+        "layers_block_type": [_BLOCKS[letter] for letter in decoder.pattern],
+        "mamba_num_heads": mamba.heads,
+        "mamba_head_dim": mamba.head_dim,
+        "ssm_state_size": mamba.state,
+        "n_groups": mamba.groups,
+        "conv_kernel": mamba.conv,
+    }
+    if experts is None:
+        return keys
+    routed = mixture(decoder) | {"moe_shared_expert_intermediate_size": experts.shared_ffn}
+    return keys | routed | {"n_shared_experts": 1, "moe_latent_size": experts.latent or None}
+
+
 def vision(tower: ViT) -> dict[str, Any]:
     return {
         "hidden_size": tower.hidden,
@@ -123,6 +143,9 @@ LANGUAGE: list[tuple[str, str, Callable[[Decoder], dict[str, Any]], int]] = [
     ("gemma3_1b", "Gemma3", nothing, 999_885_952),
     ("deepseek_v3", "DeepseekV3", latent, 671_026_404_352),
     ("glm4_5_air", "Glm4Moe", mixture, 106_852_245_504),
+    ("nemotron_h_8b", "NemotronH", hybrid, 8_100_852_736),
+    ("nemotron_3_nano_30b_a3b", "NemotronH", hybrid, 31_577_937_344),
+    ("nemotron_3_super_120b_a12b", "NemotronH", hybrid, 120_668_687_360),
 ]
 """Model file, family in transformers, further keys of its configuration, published size."""
 

@@ -123,14 +123,16 @@ def _choices(
 ) -> Iterator[ComponentStrategy]:
     degrees, layers = range(1, ranks + 1), config.model.components[name].layers  # type: ignore[union-attr]
     virtual = range(1, layers + 1) if name == config.model.trunk else [1]
-    for tp, pp, vpp, cp, ep, zero, recompute, micro in itertools.product(
-        degrees, degrees, virtual, degrees, degrees, range(4), ("none", "selective", "full"),
+    component = config.model.components[name]
+    cuts = (None, 1) if isinstance(component, Decoder) and component.experts else (None,)
+    for tp, pp, vpp, cp, ep, etp, zero, recompute, micro in itertools.product(
+        degrees, degrees, virtual, degrees, degrees, cuts, range(4), ("none", "selective", "full"),
         range(1, config.training.global_batch + 1),
     ):  # fmt: skip
-        if ranks % (tp * pp * cp) == 0 and layers % pp == 0:
+        if etp != tp and ranks % (tp * pp * cp) == 0 and layers % pp == 0:
             want = ComponentStrategy(
-                tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, dp=ranks // (tp * pp * cp), zero=zero, offload="none",
-                recompute=recompute, micro_batch=micro, rank_offset=offset,  # type: ignore[arg-type]
+                tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, etp=etp, dp=ranks // (tp * pp * cp), zero=zero,
+                offload="none", recompute=recompute, micro_batch=micro, rank_offset=offset,  # type: ignore[arg-type]
             )  # fmt: skip
             if all(getattr(want, key) == value for key, value in pin.model_dump(exclude_none=True).items()):
                 yield want
@@ -185,6 +187,7 @@ CASES = [
     (DENSE, "2x2xA100", {"llm": ComponentStrategy(recompute="none")}, (*TORCH, "strategy.sharding=hsdp")),
     (DENSE, "4xA100", {}, (*TORCH, "strategy.shard=2")),
     (MIXED, "2xA100", {"llm": ComponentStrategy(recompute="full")}, ()),
+    (MIXED, "4xA100", {"llm": ComponentStrategy(recompute="full", zero=1)}, ("engine=megatron",)),
     (VLM, "1xA100", {"tower": SMALL}, ()),
     (VLM, "2xA100", {"tower": SMALL, "llm": ComponentStrategy(zero=1, recompute="none")}, SCRIPT),
     (JOINED, "2xA100", {"tower": SMALL, "llm": STAGES}, ()),

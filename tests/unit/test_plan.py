@@ -174,13 +174,16 @@ def test_uneven_stages_sum_to_the_layers(dslaunch: CommandLine) -> None:
 
 
 def test_interleaved_needs_whole_rounds(dslaunch: CommandLine) -> None:
-    words = "recipe=llama3_70b cluster=64xH100 training.schedule=interleaved strategy.llm.vpp=2"
+    words = "recipe=llama3_70b cluster=64xH100 strategy.llm.vpp=2"
     assert (
         planned(dslaunch, words)["bubble"] < planned(dslaunch, "recipe=llama3_70b cluster=64xH100")["bubble"]
     )
     refused = dslaunch(f"plan {words} training.global_batch=508")
     assert refused.status == 3
     assert "multiple of strategy.llm.pp 4" in refused.err
+    refused = dslaunch(f"plan {words} training.schedule=1f1b")
+    assert refused.status == 3
+    assert "strategy.llm.vpp is 2, but training.schedule is 1f1b" in refused.err
 
 
 def test_the_page_names_what_decides(dslaunch: CommandLine) -> None:
@@ -192,3 +195,16 @@ def test_the_page_names_what_decides(dslaunch: CommandLine) -> None:
     assert "\nmemory       56.4 of 76.0 GiB; the GPU has 80; band " in page
     assert "published runs" in page
     assert "\x1b" not in page
+
+
+def test_a_long_pipeline_is_folded(dslaunch: CommandLine) -> None:
+    """The ends and the fullest stage keep rows of their own; JSON has every stage."""
+    words = "plan recipe=llama3_70b cluster=160xH100 strategy=zero1 strategy.llm.tp=4 strategy.llm.pp=20"
+    page = dslaunch(words).out
+    rows = [line.split("  ")[0] for line in page.splitlines() if line.startswith("llm stage")]
+    assert rows == ["llm stage 0", "llm stage 1", "llm stages 2-17, at most", "llm stage 18", "llm stage 19"]
+    stages = dslaunch(f"{words} --json").json["components"]["llm"]["stages"]
+    most = max(stage["memory_gib"]["total"] for stage in stages[2:18])
+    (folded,) = [line for line in page.splitlines() if line.startswith("llm stages")]
+    assert folded.split()[-1] == f"{most:.1f}"
+    assert len(stages) == 20

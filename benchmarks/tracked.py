@@ -1,0 +1,149 @@
+"""`python -m benchmarks.tracked`: tensors that ranks of dslaunch.runtime hold at their fullest, and the ledger.
+
+Eight CPU ranks build the engine native and train two steps while every storage that torch makes is counted. The
+ledger of a rank is the sum over the components whose stages it holds, as prediction.json has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.runtime import free_port
+from dslaunch.cli import run
+from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_json
+from dslaunch.runtime.grid import grid_of
+
+RANKS = 8
+MIB = 2**20
+WORDS = (
+    "recipe=vla_tiny", "cluster=local", "strategy=hetero", "training.precision=bf16", "training.global_batch=64",
+    "model.components.vision_encoder.hidden=256", "model.components.vision_encoder.ffn=1024",
+    "model.components.projector.dims=[256,512,512]", "model.components.llm.hidden=512",
+    "model.components.llm.ffn=2048", "model.components.llm.layers=8",
+)  # fmt: skip
+"""The recipe with wider layers, so that weights and activations are more than what any process holds."""
+LAYOUTS = (
+    "",
+    "strategy.llm.pp=4 strategy.llm.dp=1",
+    "strategy.llm.vpp=2",
+    "strategy.llm.recompute=full",
+    "strategy.llm.recompute=none strategy.vision_encoder.recompute=none",
+    "strategy.llm.pp=1 strategy.llm.dp=4 strategy.llm.zero=2",
+    "strategy.llm.pp=1 strategy.llm.dp=4 strategy.llm.zero=3",
+    "strategy.llm.tp=1 strategy.llm.dp=4",
+    "strategy.llm.micro_batch=4",
+    "training.precision=fp32",
+)
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Bytes of one rank."""
+
+    measured: int
+    ledger: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.ledger
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser("python -m benchmarks.tracked", description=__doc__.splitlines()[0])
+    parser.parse_args(arguments)
+    print("| words beside the recipe's | fullest rank, MiB | its ledger, MiB | ratio | ratios of all ranks |")
+    print("|---|---|---|---|---|")
+    for words in LAYOUTS:
+        ranks = measured(words.split())
+        fullest = max(ranks, key=lambda rank: rank.measured)
+        ratios = sorted(rank.ratio for rank in ranks)
+        print(
+            f"| {words} | {fullest.measured / MIB:.1f} | {fullest.ledger / MIB:.1f} | {fullest.ratio:.3f} | "
+            f"{ratios[0]:.3f} to {ratios[-1]:.3f} |",
+            flush=True,
+        )
+    return 0
+
+
+def measured(words: Sequence[str]) -> list[Tracked]:
+    """By rank."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = run(["render", *WORDS, *words, "-o", folder, "-q"])
+        assert status == 0, words
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["deepspeed", "dslaunch.runtime.engine_native"])
+        port = free_port()
+        ranks = [context.Process(target=_rank, args=(folder, rank, port)) for rank in range(RANKS)]
+        for rank in ranks:
+            rank.start()
+        try:
+            for rank in ranks:
+                rank.join()
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert all(rank.exitcode == 0 for rank in ranks), [rank.exitcode for rank in ranks]
+        plan = _plan(folder)
+        prediction = prediction_from_json((Path(folder) / "prediction.json").read_text(encoding="utf-8"), folder)
+        return [
+            Tracked(json.loads((Path(folder) / f"{rank}.json").read_text()), ledger(plan, prediction, rank))
+            for rank in range(RANKS)
+        ]
+
+
+def ledger(plan: Plan, prediction: Prediction, rank: int) -> float:
+    """Bytes that the prediction says of a rank, at the fullest moment of each component."""
+    total = 0.0
+    for name, layout in plan.components.items():
+        if place := grid_of(layout).place(rank):
+            total += prediction.components[name][place.stage].memory_gib.total
+    return total * 2**30
+
+
+def _plan(folder: str) -> Plan:
+    return plan_from_json((Path(folder) / "plan.json").read_text(encoding="utf-8"), folder)
+
+
+def _rank(folder: str, rank: int, port: int) -> None:
+    import torch
+
+    from dslaunch.runtime.data import open_data
+    from dslaunch.runtime.engine_deepspeed import join_deepspeed
+    from dslaunch.runtime.engines import make_engine
+    from dslaunch.runtime.world import World, join_world, part
+    from tests.real.live_bytes import LiveBytes
+
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (DeepSpeed's banner; lives as long as the process)
+    plan = _plan(folder)
+    world = World(rank, rank, RANKS, torch.device("cpu"))
+    join_world(world, plan)
+    join_deepspeed(world)
+    data = open_data(plan)
+    with LiveBytes() as live:
+        engine = make_engine(plan, world, data, Path(folder), lambda _phase: None)
+        live.peak = live.now
+        for step in range(2):
+            engine.step(step)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(live.peak))
+    part(world)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
