@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from dslaunch.errors import ConfigError
-from dslaunch.planfile import ComponentPlan, Plan, to_json
+from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.runtime import store
 from dslaunch.runtime.engines import Engine
 from dslaunch.runtime.graph import given_weights, unset_model
-from dslaunch.runtime.intact import LIST, is_intact, list_files
+from dslaunch.runtime.intact import is_intact
 from dslaunch.runtime.world import World
 
 CHECKPOINT_SCHEMA = "dslaunch.checkpoint/2"
@@ -63,33 +63,6 @@ def _where(layout: ComponentPlan) -> str:
     stages = "+".join(map(str, layout.layers_per_stage))
     cut = f", stages of {stages} layers" if layout.pp > 1 else ""
     return f"tp {layout.tp}, dp {layout.dp}{cut}, ZeRO-{layout.zero}"
-
-
-def save(engine: Engine, plan: Plan, world: World, step: int, root: Path) -> Path:
-    """Write the state after `step` steps under `root`; every rank calls it."""
-    folder = root / f"step-{step:08d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    if world.rank == 0:
-        _clear(folder)
-    dist.barrier()
-    store.save(engine, folder, world)
-    if world.rank == 0:
-        (folder / PLAN).write_text(to_json(plan), encoding="utf-8")
-    dist.barrier()
-    files = list_files(folder, world)
-    if world.rank == 0:
-        replace(folder / LIST, files)
-        replace(folder / NOTE, json.dumps(asdict(note_of(plan, step)), sort_keys=True) + "\n")
-        replace(root / "latest", folder.name + "\n")
-    return folder
-
-
-def _clear(folder: Path) -> None:
-    """Take away what an attempt that was cut off left; its note first, so that nobody reads half of it."""
-    (folder / NOTE).unlink(missing_ok=True)
-    for path in folder.iterdir():
-        if path.is_file():
-            path.unlink()
 
 
 def restore(engine: Engine, plan: Plan, world: World, folder: Path) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import ComponentPlan, Plan, plan_from_json
-from dslaunch.runtime.supported import check_model, check_weights, cut_faults
+from dslaunch.runtime.supported import check_model, check_weights, cut_faults, trunk_of
 
 _EXECUTES = (
     "with this engine dslaunch.runtime executes one layout for the whole model, with tp = pp = cp = ep = 1: "
     "strategy=ddp, fsdp2, zero1, zero2, zero3 or zero3_cpu_offload; engine=native executes one for each component"
 )
 
-_SCHEDULES = ("1f1b", "gpipe")
-_NATIVE: dict[str, tuple[object, ...]] = {"vpp": (1,), "cp": (1,), "ep": (1,), "offload": ("cpu", "none")}
+_SCHEDULES = ("1f1b", "gpipe", "interleaved")
+_NATIVE: dict[str, tuple[object, ...]] = {"cp": (1,), "ep": (1,), "offload": ("cpu", "none")}
 """By field of a layout: the values that are executed."""
 
 
@@ -54,8 +54,9 @@ def _check_native(plan: Plan) -> None:
             f"training.schedule: found {plan.training.schedule}; with engine native dslaunch.runtime takes "
             f"{listed(_SCHEDULES)}. Plan again with one of them."
         )
+    _check_interleaved(plan)
     for name, layout in plan.components.items():
-        allowed = {**_NATIVE, "zero": (0, 1) if layout.pp > 1 else (0, 1, 2)}
+        allowed = {**_NATIVE, "zero": (0, 1) if layout.pp > 1 else (0, 1, 2, 3)}
         for key, values in allowed.items():
             if getattr(layout, key) not in values:
                 beside = f" where pp is {layout.pp}" if key == "zero" else ""
@@ -69,8 +70,21 @@ def _check_native(plan: Plan) -> None:
                 f"components.{name}: micro_batch x num_microbatches x dp is {batch}; global_batch is "
                 f"{plan.global_batch}. Plan again."
             )
-    if faults := cut_faults(plan.model["components"], plan.components, plan.training.precision):
+    specs, edges, training = plan.model["components"], list(plan.model["edges"]), plan.training
+    if faults := cut_faults(specs, edges, plan.components, training.precision, training.seq_len):
         raise ConfigError("\n".join(faults))
+
+
+def _check_interleaved(plan: Plan) -> None:
+    name = trunk_of(plan.model["components"])
+    layout, schedule = plan.components[name], plan.training.schedule
+    wanted = schedule == "interleaved"
+    if wanted != (layout.vpp > 1) or (wanted and layout.num_microbatches % layout.pp):
+        raise ConfigError(
+            f"training.schedule: found {schedule}, where components.{name} has vpp {layout.vpp}, pp {layout.pp} "
+            f"and num_microbatches {layout.num_microbatches}. interleaved goes with a vpp of 2 or more and a "
+            "multiple of pp micro-batches; the others with vpp 1. Plan again."
+        )
 
 
 def _check_layouts(plan: Plan) -> None:

@@ -121,11 +121,18 @@ class Mlp(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model whose sequence may start with tokens of other components."""
+    """A causal language model whose sequence may start with tokens of other components.
 
-    def __init__(self, spec: Spec, recompute: str, piece: Piece) -> None:
+    Where a head reads it, it passes on its last tokens, normed, and makes no loss; its own head then never runs.
+    """
+
+    def __init__(self, spec: Spec, recompute: str, piece: Piece, passes_on: int) -> None:
+        """
+        Args:
+            passes_on: how many tokens a head reads; 0: there is none.
+        """
         super().__init__()
-        self.piece = piece
+        self.piece, self.passes_on = piece, passes_on
         self.rope_theta = spec["rope_theta"]
         hidden, shard = spec["hidden"], piece.shard
         shape = decoder_block(spec, recompute)
@@ -141,9 +148,12 @@ class Decoder(nn.Module):
             self.head = column(hidden, spec["vocab"], False, shard)
             if spec["tied_embeddings"]:
                 self.head.weight = self.embedding.weight
+            elif passes_on:
+                self.head.requires_grad_(False)
 
     def forward(self, x: Tensor | None, tokens: Tensor | None, labels: Tensor | None) -> Tensor:
-        """The cross-entropy summed over the labels that are not -100; before the last stage, what it passes on.
+        """The cross-entropy summed over the labels that are not -100; before the last stage, or a head, what it
+        passes on.
 
         The first stage gets as x the prefix [B, P, H] that stands before tokens [B, T], later ones [B, P + T, H].
         labels [B, T] says for each text token which token is to be predicted in its place, so that labels[:, 0]
@@ -158,6 +168,9 @@ class Decoder(nn.Module):
             x = block(x, by)
         if not self.piece.last:
             return x
+        if self.passes_on:
+            normed: Tensor = self.norm(x[:, -self.passes_on :])
+            return normed
         assert labels is not None
         return self._judged(x, labels)
 
@@ -173,11 +186,14 @@ class Decoder(nn.Module):
         return summed_cross_entropy(logits, labels[:, 1:][judged], self.piece.shard)
 
 
-def build_component(spec: Spec, recompute: str, from_layer: int, piece: Piece | None = None) -> nn.Module:
+def build_component(
+    spec: Spec, recompute: str, from_layer: int, piece: Piece | None = None, passes_on: int = 0
+) -> nn.Module:
     """The module of one component, of which layer `from_layer` is passed on (-1: the last).
 
     Args:
         piece: what this rank holds of it; None: all.
+        passes_on: tokens that it passes on; 0: no component reads it.
     """
     piece = piece or whole(spec)
     match spec["arch"]:
@@ -187,7 +203,7 @@ def build_component(spec: Spec, recompute: str, from_layer: int, piece: Piece | 
             return Mlp(spec, piece.shard)
         case arch:
             assert arch == "decoder", arch
-            return Decoder(spec, recompute, piece)
+            return Decoder(spec, recompute, piece, passes_on)
 
 
 def blocks_up_to(from_layer: int, layers: int) -> int:

@@ -17,7 +17,7 @@ from dslaunch.runtime.checkpoints import NOTE, PLAN, find, read_note
 from dslaunch.runtime.checkpoints import replace as replace_file
 from dslaunch.runtime.held import Cut
 from dslaunch.runtime.intact import LIST, listed
-from dslaunch.runtime.store import Source, Stored, write_index
+from dslaunch.runtime.store import INDEX, Source, Stored, index_text
 from dslaunch.runtime.tensorfile import Entry, write
 
 FILE_BYTES = 4 * 2**30
@@ -45,7 +45,7 @@ def convert(checkpoint: Path, to: Path) -> int:
         for name in names:
             stored = source.tensors[name]
             tensors[name] = replace(stored, cut=Cut(), pieces=((file, 0, 0, prod(stored.shape)),))
-    write_index(to, tensors, source.frozen, source.extra)
+    (to / INDEX).write_text(index_text(tensors, source.frozen, source.extra), encoding="utf-8")
     shutil.copyfile(folder / PLAN, to / PLAN)
     replace_file(to / LIST, listed(to))
     replace_file(to / NOTE, json.dumps(asdict(replace(note, layout=f"whole tensors, from {note.layout}"))) + "\n")

@@ -35,6 +35,31 @@ def leave_out_shared_memory_op() -> None:
     module.build_shm_op = lambda: None
 
 
+def let_ranks_differ_at_stage3() -> None:
+    """Let ZeRO-3 of a component do without the ranks that do not hold it.
+
+    When the order of its modules is first recorded, an engine compares it with that of rank 0 of the world
+    (runtime/zero/partitioned_param_coordinator.py), which may have no part in the component, or another one.
+    """
+    import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
+
+    module: Any = coordinator
+    assert hasattr(module, "assert_ints_same_as_other_ranks"), "this DeepSpeed compares modules elsewhere"
+    module.assert_ints_same_as_other_ranks = lambda _ints: None
+
+
+def before_backward(engine: Any, done: int) -> None:
+    """Let ZeRO-3 add this gradient to those of the `done` micro-batches before it in this step.
+
+    It counts them by the forward passes that follow a backward pass (runtime/zero/stage3.py,
+    clear_backward_seen_flag), and where there are none, as with several micro-batches in flight, a gradient takes
+    the place of the one before.
+    """
+    if engine.zero_optimization_stage() == 3:
+        assert hasattr(engine.optimizer, "micro_step_id"), "this DeepSpeed counts micro-batches elsewhere"
+        engine.optimizer.micro_step_id = done
+
+
 @contextmanager
 def scope(mpu: Mpu) -> Iterator[None]:
     """Let DeepSpeed see the groups of one engine.
@@ -63,6 +88,9 @@ def squared_norm(engine: Any, mpu: Mpu) -> float:
     match type(optimizer).__name__:
         case "DeepSpeedZeroOptimizer":
             norm = float(type(optimizer).scaled_global_norm(optimizer))
+        case "DeepSpeedZeroOptimizer_Stage3":
+            groups = type(optimizer)._get_norm_groups(optimizer)
+            norm = -1.0 if any(group < 0 for group in groups) else math.hypot(*map(float, groups))
         case "BF16_Optimizer":
             norm = float(_bf16_norm(engine))
         case _:
@@ -76,6 +104,8 @@ def take_norm(engine: Any, norm: float, clip: float) -> None:
     match type(optimizer).__name__:
         case "DeepSpeedZeroOptimizer":
             optimizer.scaled_global_norm = lambda norm_type=2: torch.tensor(norm, device=optimizer.device)
+        case "DeepSpeedZeroOptimizer_Stage3":
+            optimizer._get_norm_groups = lambda: [torch.tensor(norm, device=optimizer.device)]
         case "BF16_Optimizer":
             module: Any = sys.modules[type(optimizer).__module__]
             module.get_global_norm_of_tensors = lambda **_: torch.tensor(norm)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dslaunch.runtime.held import Held, cut_of, fresh_states, shared_out
 from dslaunch.runtime.proof import Copy
 from dslaunch.runtime.schedule import place_scheduler
-from dslaunch.runtime.tensor_parallel import ALONE, Shard
+from dslaunch.runtime.tensor_parallel import Shard
 
 Names = Mapping[nn.Parameter, str]
 
@@ -38,7 +38,7 @@ def held_by(engine: Any, names: Names, shard: Shard, replicas: Any, anew: bool) 
         elif stage == 0:
             yield replicated(engine.basic_optimizer, parameter, name, shard, rank, size, anew)
     if stage == 3:
-        yield from _stage3(engine.optimizer, names, rank, anew)
+        yield from _stage3(engine.optimizer, names, shard, rank, anew)
     elif stage:
         yield from _flat(engine.optimizer, names, shard, anew)
 
@@ -48,7 +48,8 @@ def copies_of(engine: Any, names: Names, shard: Shard, replicas: Any) -> Iterato
     for parameter, name in names.items():
         if engine.zero_optimization_stage() == 3:
             partition: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
-            yield Copy(name, f"part {dist.get_rank(replicas)}", partition)
+            where = f", shard {shard.rank}" if cut_of(parameter, shard).dim >= 0 else ""
+            yield Copy(name, f"part {dist.get_rank(replicas)}{where}", partition)
         else:
             yield whole_copy(parameter, name, shard)
 
@@ -148,7 +149,7 @@ def _flat(optimizer: Any, names: Names, shard: Shard, anew: bool) -> Iterator[He
             )
 
 
-def _stage3(optimizer: Any, names: Names, rank: int, anew: bool) -> Iterator[Held]:
+def _stage3(optimizer: Any, names: Names, shard: Shard, rank: int, anew: bool) -> Iterator[Held]:
     inner = optimizer.optimizer
     for group, parameters in enumerate(optimizer.fp16_groups):
         flat = optimizer.fp32_partitioned_groups_flat[group]
@@ -158,5 +159,6 @@ def _stage3(optimizer: Any, names: Names, rank: int, anew: bool) -> Iterator[Hel
             shape = tuple(parameter.ds_shape)
             start, stop = _partition(rank, length, prod(shape))
             weight = flat.detach().narrow(0, offset, stop - start)
-            written = (0, stop - start)
-            yield Held(names[parameter], shape, cut_of(parameter, ALONE), start, weight, states, offset, written)
+            cut = cut_of(parameter, shard)
+            written = (0, stop - start) if _writes(cut.dim, shard) else (0, 0)
+            yield Held(names[parameter], shape, cut, start, weight, states, offset, written)

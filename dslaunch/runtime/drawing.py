@@ -34,7 +34,7 @@ def mermaid(step: Step) -> str:
             )
             arrows.setdefault(ends, []).extend(message.samples)
     for name, part in step.parts.items():
-        for stage in range(part.grid.pp):
+        for stage in range(part.grid.stages):
             title = name if part.grid.pp == 1 else f"{name}, stage {stage}"
             lines.append(f'  subgraph {name}{stage}["{title}"]')
             lines += [

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Batch, Samples
-from dslaunch.runtime.deepspeed_internals import scope, squared_norm, take_norm
-from dslaunch.runtime.deepspeed_states import held_by, settle, unwritten, whole_copy
+from dslaunch.runtime.deepspeed_internals import let_ranks_differ_at_stage3, scope, squared_norm, take_norm
+from dslaunch.runtime.deepspeed_states import copies_of, held_by, settle, unwritten, whole_copy
 from dslaunch.runtime.engine_deepspeed import join_deepspeed, read_config
 from dslaunch.runtime.engines import Enter, StepResult
 from dslaunch.runtime.exchange import Exchange
@@ -45,6 +45,7 @@ class NativeEngine:
         self, plan: Plan, world: World, data: Samples, folder: Path, rounds: int = 0, enter: Enter = _ignore
     ) -> None:
         deepspeed = join_deepspeed(world)
+        let_ranks_differ_at_stage3()
         self.plan, self.world, self.data, self.enter = plan, world, data, enter
         self.work = step_of(plan, rounds)
         dtype = torch.bfloat16 if plan.training.precision == "bf16" else torch.float32
@@ -54,12 +55,13 @@ class NativeEngine:
         self.mpus = {name: Mpu(mesh) for name, mesh in meshes.items()}
         self.stages: dict[tuple[str, int], Stage] = {}
         self._norms: dict[str, float] = {}
-        for name, module in modules.items():
+        for (name, number), module in modules.items():
             engine = self._engine(deepspeed, name, module, folder)
             if engine is None:
                 module.to(world.device, dtype)
-            stage = Stage(name, meshes[name], module, engine, self.work, self.exchange, world.rank)
-            self.stages[name, meshes[name].place.stage] = stage
+            self.stages[name, number] = Stage(
+                name, number, meshes[name], module, engine, self.work, self.exchange, world.rank
+            )
 
     def step(self, number: int) -> StepResult:
         """Raises ConfigError, on every rank alike, where no token of the step has a label."""
@@ -155,13 +157,13 @@ class NativeEngine:
 
     def _global_norm(self) -> float:
         """Stages' squared norms, each the same on all its ranks, brought to every rank and added."""
-        slots = [(name, stage) for name, part in self.work.parts.items() for stage in range(part.grid.pp)]
+        slots = [(name, stage) for name, part in self.work.parts.items() for stage in range(part.grid.stages)]
         squares = torch.zeros(len(slots), dtype=torch.float64, device=self.world.device)
         for stage in self._trained():
             mpu = self.mpus[stage.name]
             with scope(mpu):
                 square = squared_norm(stage.engine, mpu)
-            squares[slots.index((stage.name, mpu.mesh.place.stage))] = square
+            squares[slots.index((stage.name, stage.number))] = square
             self._norms[f"{stage.name}, {stage.tag}"] = math.sqrt(square)
         dist.all_reduce(squares, op=dist.ReduceOp.MAX)
         return math.sqrt(float(squares.sum()))
@@ -175,7 +177,7 @@ class NativeEngine:
 
     def held(self, anew: bool = False) -> Iterator[Held]:
         for stage in self.stages.values():
-            names = {p: f"parts.{stage.name}.{name}" for name, p in stage.module.named_parameters()}
+            names = _names(stage)
             if stage.engine is not None:
                 yield from held_by(stage.engine, names, stage.mesh.shard, stage.mesh.replicas, anew)
             else:
@@ -183,8 +185,11 @@ class NativeEngine:
 
     def copies(self) -> Iterator[Copy]:
         for stage in self.stages.values():
-            for name, parameter in stage.module.named_parameters():
-                yield whole_copy(parameter, f"parts.{stage.name}.{name}", stage.mesh.shard)
+            names = _names(stage)
+            if stage.engine is not None:
+                yield from copies_of(stage.engine, names, stage.mesh.shard, stage.mesh.replicas)
+            else:
+                yield from (whole_copy(parameter, name, stage.mesh.shard) for parameter, name in names.items())
 
     def norms(self) -> Mapping[str, float]:
         return self._norms
@@ -201,15 +206,24 @@ class NativeEngine:
         return [stage for stage in self.stages.values() if stage.engine is not None]
 
 
-def build_pieces(plan: Plan, meshes: dict[str, Mesh]) -> dict[str, nn.Module]:
-    """What this rank holds of each component, with the same start values as in every other layout.
+def _names(stage: Stage) -> dict[nn.Parameter, str]:
+    """Of its parameters in the whole model."""
+    return {parameter: f"parts.{stage.name}.{name}" for name, parameter in stage.module.named_parameters()}
+
+
+def build_pieces(plan: Plan, meshes: dict[str, Mesh]) -> dict[tuple[str, int], nn.Module]:
+    """The stages that this rank holds, by component and number, with the same start values as in every layout.
 
     The host holds one whole matrix of the model at a time.
     """
-    modules = {name: build_piece(plan, name, piece_of(plan, name, mesh)) for name, mesh in meshes.items()}
+    modules = {
+        (name, stage): build_piece(plan, name, piece_of(plan, name, stage, mesh))
+        for name, mesh in meshes.items()
+        for stage in mesh.grid.stages_at(mesh.place)
+    }
     held = {
         f"parts.{name}.{key}": (parameter, meshes[name].shard)
-        for name, module in modules.items()
+        for (name, _), module in modules.items()
         for key, parameter in module.named_parameters(remove_duplicate=False)
     }
     with torch.device("meta"):
@@ -219,15 +233,16 @@ def build_pieces(plan: Plan, meshes: dict[str, Mesh]) -> dict[str, nn.Module]:
             if key in held:
                 parameter, shard = held[key]
                 parameter.copy_(slice_for(value, parameter, shard))
-    for name, folder in given_weights(plan).items():
-        if name in modules:
-            read_weights(Path(folder), name, modules[name], whole.parts[name], meshes[name].shard)
+    given = given_weights(plan)
+    for (name, _), module in modules.items():
+        if name in given:
+            read_weights(Path(given[name]), name, module, whole.parts[name], meshes[name].shard)
     return modules
 
 
-def piece_of(plan: Plan, name: str, mesh: Mesh) -> Piece:
-    """The layers of this rank's stage, as the plan shares them out."""
-    counts = plan.components[name].layers_per_stage
-    stage = mesh.place.stage
+def piece_of(plan: Plan, name: str, stage: int, mesh: Mesh) -> Piece:
+    """The layers of a stage: the plan's share of each group of ranks is cut into vpp equal parts."""
+    layout = plan.components[name]
+    counts = [count // layout.vpp for count in layout.layers_per_stage] * layout.vpp
     start = sum(counts[:stage])
-    return Piece(range(start, start + counts[stage]), stage == 0, stage == mesh.grid.pp - 1, mesh.shard)
+    return Piece(range(start, start + counts[stage]), stage == 0, stage == mesh.grid.stages - 1, mesh.shard)

@@ -14,7 +14,7 @@ from dslaunch.planfile import Plan
 from dslaunch.runtime.components import Decoder, ViT, build_component, whole
 from dslaunch.runtime.data import Batch
 from dslaunch.runtime.own import Piece, build_for, call_factory, check_count, is_own, judged_count, reads
-from dslaunch.runtime.supported import Spec, trunk_of
+from dslaunch.runtime.supported import Spec, tokens_after, trunk_of
 from dslaunch.runtime.tensor_parallel import ALONE
 from dslaunch.runtime.weights import fresh_in, read_weights
 
@@ -26,7 +26,7 @@ class Graph(nn.Module):
 
     A component's input is what its edges bring: `channel` joins features of the same tokens, `add` adds
     them, `sequence` puts tokens one after the other. The decoder takes `sequence` edges only: their tokens
-    stand before its text.
+    stand before its text. The loss is the decoder's, or that of a head which reads it.
     """
 
     def __init__(self, parts: dict[str, nn.Module], edges: list[dict[str, Any]], trunk: str) -> None:
@@ -34,10 +34,11 @@ class Graph(nn.Module):
         self.parts = nn.ModuleDict(parts)
         self.edges = edges
         self.trunk = trunk
+        self.judge = next((edge["to"] for edge in edges if edge["from"] == trunk), trunk)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss over what the trunk judges: the labels that are not -100."""
-        return self._output(self.trunk, batch) / judged_count(self.parts[self.trunk], batch)
+        """The mean loss over what is judged: the labels that are not -100, or what a head counts."""
+        return self._output(self.judge, batch) / judged_count(self.parts[self.judge], batch)
 
     def _incoming(self, name: str) -> list[dict[str, Any]]:
         return [edge for edge in self.edges if edge["to"] == name]
@@ -112,7 +113,8 @@ def build_piece(plan: Plan, name: str, piece: Piece | None) -> nn.Module:
     if spec.get("module"):
         module = call_factory(build_for(plan, name, piece or whole(spec), layer))
     else:
-        module = build_component(spec, plan.components[name].recompute, layer, piece)
+        tokens = tokens_after(name, list(plan.model["edges"]))
+        module = build_component(spec, plan.components[name].recompute, layer, piece, tokens)
     if spec["train"] == "nothing":
         module.requires_grad_(False)
     return module

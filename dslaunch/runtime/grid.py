@@ -16,7 +16,7 @@ class Place:
     """A rank's coordinates in a grid."""
 
     stage: int
-    """Pipeline stage."""
+    """Which of the pipeline's pp groups of ranks."""
     replica: int
     """Data-parallel index."""
     shard: int
@@ -25,12 +25,21 @@ class Place:
 
 @dataclass(frozen=True)
 class Grid:
-    """rank = offset + shard + tp * (replica + dp * stage): Megatron's tp-dp-pp, DeepSpeed's pipe-data-model."""
+    """rank = offset + shard + tp * (replica + dp * stage): Megatron's tp-dp-pp, DeepSpeed's pipe-data-model.
+
+    With vpp > 1 the pipeline has pp * vpp stages, and passes over the groups of ranks vpp times: stage s stands on
+    group s % pp.
+    """
 
     tp: int
     dp: int
     pp: int
     offset: int
+    vpp: int = 1
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.vpp
 
     @property
     def size(self) -> int:
@@ -41,7 +50,11 @@ class Grid:
         return range(self.offset, self.offset + self.size)
 
     def rank(self, stage: int, replica: int, shard: int) -> int:
-        return self.offset + shard + self.tp * (replica + self.dp * stage)
+        return self.offset + shard + self.tp * (replica + self.dp * (stage % self.pp))
+
+    def stages_at(self, place: Place) -> range:
+        """The stages that a rank holds."""
+        return range(place.stage, self.stages, self.pp)
 
     def place(self, rank: int) -> Place | None:
         """The coordinates of `rank`; None where it is not of this grid."""
@@ -52,12 +65,12 @@ class Grid:
         return Place(stage, replica, shard)
 
     def stage_ranks(self, stage: int) -> list[int]:
-        first = self.offset + stage * self.tp * self.dp
+        first = self.offset + stage % self.pp * self.tp * self.dp
         return list(range(first, first + self.tp * self.dp))
 
 
 def grid_of(layout: ComponentPlan) -> Grid:
-    return Grid(layout.tp, layout.dp, layout.pp, layout.rank_offset)
+    return Grid(layout.tp, layout.dp, layout.pp, layout.rank_offset, layout.vpp)
 
 
 @dataclass(frozen=True)

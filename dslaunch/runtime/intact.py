@@ -1,6 +1,6 @@
 """Whether a checkpoint is whole: sizes and checksums of its files, written behind it, compared before it is read.
 
-Each rank reads its share of the files, so the cost is that of one more pass over what was written, shared out. A
+Each rank sums up what it wrote, and reads its share of the files: one more pass over them each, shared out. A
 checkpoint without the list (one that was cut off, or of an earlier version) does not count as whole.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -22,20 +23,20 @@ Sum = list[int]
 """Bytes, and their CRC-32."""
 
 
-def list_files(folder: Path, world: World) -> str:
-    """The list of the files in `folder`, as JSON; every rank calls it, and each gets the whole."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    own = {name: _sum(folder / name) for name in names[world.rank :: world.size]}
-    shares: list[dict[str, Sum] | None] = [None] * world.size
-    dist.all_gather_object(shares, own)
-    every = {name: one for share in shares for name, one in (share or {}).items()}
-    return json.dumps(every, sort_keys=True) + "\n"
+def sums(folder: Path, names: Iterable[str]) -> dict[str, Sum]:
+    """What the list says of some files."""
+    return {name: _sum(folder / name) for name in names}
+
+
+def list_of(shares: Iterable[Mapping[str, Sum]]) -> str:
+    """The list of the files of a checkpoint, as JSON, from what each rank wrote of it."""
+    return json.dumps({name: one for share in shares for name, one in share.items()}, sort_keys=True) + "\n"
 
 
 def listed(folder: Path) -> str:
-    """The same list, made by one process."""
+    """The list of what is in `folder`."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return json.dumps({name: _sum(folder / name) for name in names}, sort_keys=True) + "\n"
+    return list_of([sums(folder, names)])
 
 
 def is_intact(folder: Path, world: World) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.runtime.grid import Grid, Shares, grid_of
-from dslaunch.runtime.supported import trunk_of
+from dslaunch.runtime.supported import judge_of, trunk_of
 from dslaunch.runtime.tasks import Lane, Task, in_lockstep, in_rounds
 
 PIPELINE = -1
@@ -55,6 +55,8 @@ class Step:
     parts: dict[str, Part]
     edges: tuple[dict[str, Any], ...]
     trunk: str
+    judge: str
+    """The component that makes the loss."""
     rounds: int
     ranks_per_node: int
     tasks: tuple[Task, ...]
@@ -74,7 +76,7 @@ class Step:
     def _sent(self, task: Task) -> Iterator[Message]:
         part = self.parts[task.component]
         stage = task.stage + 1 if task.forward else task.stage - 1
-        if 0 <= stage < part.grid.pp:
+        if 0 <= stage < part.grid.stages:
             yield from self._between_stages(task, part, stage)
             return
         here, there = ("from", "to") if task.forward else ("to", "from")
@@ -92,7 +94,7 @@ class Step:
 
     def _over_edge(self, task: Task, number: int, other: str) -> Iterator[Message]:
         mine, theirs = self.parts[task.component], self.parts[other]
-        stage = 0 if task.forward else theirs.grid.pp - 1
+        stage = 0 if task.forward else theirs.grid.stages - 1
         for replica in range(mine.grid.dp):
             holders = [mine.grid.rank(task.stage, replica, shard) for shard in range(mine.grid.tp)]
             samples = mine.shares.of(replica, task.index)
@@ -121,32 +123,37 @@ def step_of(plan: Plan, rounds: int = 0) -> Step:
             components share ranks, as many as the micro-batches allow where the trunk stands apart.
     """
     specs, edges = plan.model["components"], tuple(plan.model["edges"])
-    trunk = trunk_of(specs)
-    apart = stands_apart(plan, trunk)
-    most = math.gcd(*(layout.num_microbatches for layout in plan.components.values()))
+    trunk, judge = trunk_of(specs), judge_of(specs, list(edges))
+    front = [name for name in in_order(specs, edges) if name not in (trunk, judge)]
+    apart = stands_apart(plan, trunk, front)
+    most = math.gcd(*(plan.components[name].num_microbatches for name in (trunk, *front)))
     rounds = rounds or (most if apart else 1)
     assert most % rounds == 0, (most, rounds)
     wanted = wanting_gradients(specs, edges)
+    layouts, per_micro_batch = plan.components, plan.components[trunk].num_microbatches
     parts = {
         name: Part(
             grid_of(layout),
-            Shares(plan.global_batch, plan.components[trunk].dp, layout.dp, layout.num_microbatches, rounds),
+            Shares(
+                plan.global_batch, layouts[trunk].dp, layout.dp, layout.num_microbatches,
+                # A head is fed each of the trunk's micro-batches for itself.
+                rounds if name in (trunk, *front) else per_micro_batch,
+            ),
             name in wanted,
         )
-        for name, layout in plan.components.items()
-    }
-    front = [_lane(name, plan.components[name], wanted) for name in in_order(specs, edges) if name != trunk]
-    order = in_lockstep if apart and front else in_rounds
-    tasks = order(front, _lane(trunk, plan.components[trunk], wanted), rounds, plan.training.schedule)
-    return Step(parts, edges, trunk, rounds, plan.cluster.gpus_per_node, tuple(tasks))
+        for name, layout in layouts.items()
+    }  # fmt: skip
+    lanes = {name: _lane(name, layout, wanted) for name, layout in layouts.items()}
+    order = in_lockstep if apart else in_rounds
+    head = lanes[judge] if judge != trunk else None
+    tasks = order([lanes[name] for name in front], lanes[trunk], head, rounds, plan.training.schedule)
+    return Step(parts, edges, trunk, judge, rounds, plan.cluster.gpus_per_node, tuple(tasks))
 
 
-def stands_apart(plan: Plan, trunk: str) -> bool:
-    """Whether no other component has a rank of the trunk's."""
+def stands_apart(plan: Plan, trunk: str, front: list[str]) -> bool:
+    """Whether there are components before the trunk, and none has a rank of its."""
     ranks = set(grid_of(plan.components[trunk]).ranks)
-    return all(
-        ranks.isdisjoint(grid_of(layout).ranks) for name, layout in plan.components.items() if name != trunk
-    )
+    return bool(front) and all(ranks.isdisjoint(grid_of(plan.components[name]).ranks) for name in front)
 
 
 def in_order(specs: dict[str, Any], edges: tuple[dict[str, Any], ...]) -> list[str]:
@@ -171,4 +178,4 @@ def wanting_gradients(specs: dict[str, Any], edges: tuple[dict[str, Any], ...]) 
 
 
 def _lane(name: str, layout: ComponentPlan, wanted: frozenset[str]) -> Lane:
-    return Lane(name, layout.pp, layout.num_microbatches, name in wanted)
+    return Lane(name, layout.pp, layout.num_microbatches, name in wanted, layout.vpp)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from dslaunch.planfile import Plan
 from dslaunch.runtime.engines import StepResult
+from dslaunch.runtime.saving import Saved
 from dslaunch.runtime.world import World
 
 _GIB = 2**30
@@ -105,12 +106,15 @@ class Recorder:
         self.board.flush()
         print(progress(metrics, self.steps), flush=True)
 
-    def saved(self, step: int, folder: Path, seconds: float) -> None:
+    def saved(self, saved: Saved) -> None:
         """Note a checkpoint in checkpoints.jsonl, from which the best interval is told."""
-        row = {"step": step, "save_time_s": seconds, "folder": str(folder)}
+        row = {
+            "step": saved.step, "save_time_s": saved.waited_s, "written_in_s": saved.took_s,
+            "folder": str(saved.folder),
+        }  # fmt: skip
         with (self.folder / "checkpoints.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
-        print(f"saved {folder} in {seconds:.1f} s", flush=True)
+        print(f"saved {saved.folder} in {saved.took_s:.1f} s: training waited {saved.waited_s:.1f} s", flush=True)
 
     def close(self) -> None:
         self.lines.close()

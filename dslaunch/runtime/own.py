@@ -12,8 +12,9 @@ It gives the piece that `build.piece` asks for, as a module with
 
 x is what the component's edges bring, joined (a stage after the first: what the stage before gave), [B, S, H],
 or None where nothing leads to it; batch is the micro-batch itself where the module has `reads = True`, else None.
-A component gives [B, build.tokens, H], a stage before the last [B, build.between, H]; the decoder's last stage
-gives the loss, summed over what `judged(batch)` counts (without that method: the labels that are not -100).
+A component gives [B, build.tokens, H], a stage before the last [B, build.between, H]; the decoder's last stage,
+or a head that an edge from the decoder leads to, gives the loss, summed over what `judged(batch)` counts (without
+that method: the labels that are not -100).
 
 A parameter has the same name in a piece as in the whole component. What is cut over tensor-parallel ranks is
 marked so (`dslaunch.runtime.tensor_parallel`), and outputs are equal on all of them. A forward pass reaches every

@@ -14,6 +14,8 @@ from dslaunch.runtime.data import open_data
 from dslaunch.runtime.engines import Engine, Enter, make_engine
 from dslaunch.runtime.metrics import Recorder, measure
 from dslaunch.runtime.proof import prove, read_prediction, speed
+from dslaunch.runtime.reading import ReadAhead
+from dslaunch.runtime.saving import Saved, Saver
 from dslaunch.runtime.stopping import Stopped, StopRequest
 from dslaunch.runtime.world import World, join_world, part, read_world
 
@@ -35,7 +37,7 @@ def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
     if given and not progress.resuming():
         checkpoints.check_readable(given, plan)  # before the ranks meet: none waits for one that has refused
     enter("opening the data")
-    data = open_data(plan)
+    data = ReadAhead(open_data(plan), plan.global_batch)
     enter("meeting the other ranks")
     join_world(world, plan)
     own = checkpoints.newest_intact(checkpoint_dir(plan, folder), world) if progress.resuming() else None
@@ -66,10 +68,12 @@ def train(
 
     Raises:
         NotDistributedError: the first step shows that ranks do not hold what the plan says.
+        SaveError: a checkpoint could not be written.
         Stopped: SIGTERM asked for an end, and a checkpoint is saved.
     """
     request = StopRequest()
     recorder = Recorder(folder, start, plan.training.steps) if world.rank == 0 else None
+    saver = Saver(engine, plan, world, checkpoint_dir(plan, folder), recorder.saved if recorder else _nothing)
     if recorder and start >= plan.training.steps:
         print(f"the checkpoint is at step {start} of {plan.training.steps}: nothing to train", flush=True)
     for step in range(start, plan.training.steps):
@@ -85,17 +89,21 @@ def train(
         elif step == start + 1 and prediction:
             _say(recorder, speed(metrics.step_time_s, prediction))
         progress.step(step + 1)
+        saver.advance()
         ends = request.agreed(world)
         if ends or is_saved(step + 1, plan):
             enter(f"saving step {step + 1}")
-            began = time.perf_counter()
-            saved = checkpoints.save(engine, plan, world, step + 1, checkpoint_dir(plan, folder))
-            if recorder:
-                recorder.saved(step + 1, saved, time.perf_counter() - began)
+            saver.save(step + 1)
         if ends and step + 1 < plan.training.steps:
+            saver.finish()
             raise Stopped(f"SIGTERM: ended after step {step + 1} of {plan.training.steps}, which is saved")
+    saver.finish()
     if recorder:
         recorder.close()
+
+
+def _nothing(_saved: Saved) -> None:
+    """Rank 0 notes what is saved."""
 
 
 def _say(recorder: Recorder | None, line: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dslaunch.runtime.components import Decoder, ViT
 from dslaunch.runtime.data import Batch
+from dslaunch.runtime.deepspeed_internals import before_backward
 from dslaunch.runtime.exchange import Exchange
 from dslaunch.runtime.graph import arguments, joined
 from dslaunch.runtime.meshes import Mesh
@@ -35,13 +36,21 @@ class Stage:
     """A piece of a component, its DeepSpeed engine where it trains, and the micro-batches in flight."""
 
     def __init__(
-        self, name: str, mesh: Mesh, module: nn.Module, engine: Any, step: Step, exchange: Exchange, rank: int
+        self,
+        name: str,
+        number: int,
+        mesh: Mesh,
+        module: nn.Module,
+        engine: Any,
+        step: Step,
+        exchange: Exchange,
+        rank: int,
     ) -> None:
-        self.name, self.mesh, self.module, self.engine = name, mesh, module, engine
+        self.name, self.number, self.mesh, self.module, self.engine = name, number, mesh, module, engine
         self.step, self.exchange, self.rank = step, exchange, rank
         self.part = step.parts[name]
-        self.first = mesh.place.stage == 0
-        self.last = mesh.place.stage == mesh.grid.pp - 1
+        self.first = number == 0
+        self.last = number == mesh.grid.stages - 1
         self.held: dict[int, Held] = {}
         self.most_held = 0
         """The most micro-batches that were in flight at once, since the start."""
@@ -51,12 +60,12 @@ class Stage:
     @property
     def tag(self) -> str:
         """Its name within the component."""
-        return f"stage{self.mesh.place.stage}"
+        return f"stage{self.number}"
 
     @property
     def judges(self) -> bool:
         """Whether the loss is made here."""
-        return self.last and self.name == self.step.trunk
+        return self.last and self.name == self.step.judge
 
     @property
     def reads(self) -> bool:
@@ -87,6 +96,7 @@ class Stage:
         held = self.held.pop(task.index)
         target = held.output if self.judges else self._driven(task, held.output)
         if self.engine is not None:
+            before_backward(self.engine, task.index)
             self.engine.backward(target, scale_wrt_gas=False)
             self._count(task)
         elif target.requires_grad:

@@ -65,27 +65,56 @@ class Stored:
     """(file, tensor-parallel slice, first element in the flattened slice, the one behind the last)"""
 
 
-def save(keeper: Keeper, folder: Path, world: World) -> None:
-    """Write this rank's pieces into `folder`, and from rank 0 the index; every rank calls it."""
+@dataclass(frozen=True)
+class Share:
+    """What one rank writes of a state."""
+
+    file: str
+    entries: list[Entry]
+    index: str
+    """Rank 0 writes it; empty on the others."""
+
+    def write(self, folder: Path) -> list[str]:
+        """The names of the files; none where there is nothing to write."""
+        names = []
+        if self.entries:
+            write(folder / self.file, self.entries)
+            names.append(self.file)
+        if self.index:
+            (folder / INDEX).write_text(self.index, encoding="utf-8")
+            names.append(INDEX)
+        return names
+
+
+def share(keeper: Keeper, world: World, copied: bool) -> Share:
+    """What this rank has to write; every rank calls it.
+
+    Args:
+        copied: take the state as it is now to the host's memory, so that training may go on before it is written;
+            else the tensors are the engine's own.
+    """
     file = f"rank-{world.rank:05d}.safetensors"
     pieces = list(keeper.held())
     written = [piece for piece in pieces if piece.written[0] < piece.written[1]]
-    if written:
-        write(folder / file, [_entry(piece, kind) for piece in written for kind in piece.kinds])
+    entries = [_entry(piece, kind, copied) for piece in written for kind in piece.kinds]
     rows = [(piece.name, _stored(piece, file)) for piece in written]
     frozen = [piece.name for piece in pieces if not piece.trains]
     gathered: list[Any] | None = [None] * world.size if world.rank == 0 else None
     dist.gather_object((rows, frozen), gathered)
-    if gathered is not None:
-        every = _together(row for rows, _ in gathered for row in rows)
-        names = {name for _, names in gathered for name in names}
-        write_index(folder, every, names, keeper.extra())
+    if gathered is None:
+        return Share(file, entries, "")
+    every = _together(row for rows, _ in gathered for row in rows)
+    names = {name for _, names in gathered for name in names}
+    return Share(file, entries, index_text(every, names, keeper.extra()))
 
 
-def _entry(piece: Held, kind: str) -> Entry:
+def _entry(piece: Held, kind: str, copied: bool) -> Entry:
     start, stop = piece.written
     tensor = piece.tensor(kind)
-    return Entry(f"{kind}/{piece.name}", tensor.dtype, (stop - start,), partial(_rows, tensor, start, stop))
+    make = partial(_rows, tensor, start, stop)
+    if copied:
+        make = partial(_rows, make().detach().to("cpu", copy=True), 0, stop - start)
+    return Entry(f"{kind}/{piece.name}", tensor.dtype, (stop - start,), make)
 
 
 def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -111,7 +140,7 @@ def _together(rows: Iterable[tuple[str, Stored]]) -> dict[str, Stored]:
     }
 
 
-def write_index(folder: Path, tensors: dict[str, Stored], frozen: Iterable[str], extra: Extra) -> None:
+def index_text(tensors: dict[str, Stored], frozen: Iterable[str], extra: Extra) -> str:
     text = json.dumps(
         {
             "schema": INDEX_SCHEMA,
@@ -121,11 +150,11 @@ def write_index(folder: Path, tensors: dict[str, Stored], frozen: Iterable[str],
         },
         sort_keys=True,
     )
-    (folder / INDEX).write_text(text + "\n", encoding="utf-8")
+    return text + "\n"
 
 
 class Source:
-    """What `save` wrote, read piece by piece."""
+    """What `Share.write` wrote, read piece by piece."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError where `folder` has no index."""

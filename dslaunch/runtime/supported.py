@@ -50,14 +50,14 @@ def check_model(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> None:
     """
     for name, spec in specs.items():
         _check_component(name, spec)
-    trunk = trunk_of(specs)
+    trunk, judge = trunk_of(specs), judge_of(specs, edges)
     for name, spec in specs.items():
         if spec["arch"] == "mlp" and all(edge["to"] != name for edge in edges):
             raise ConfigError(f"model.components.{name}: no edge leads to it. Add one to model.edges.")
-        if name != trunk and all(edge["from"] != name for edge in edges):
+        if name not in (trunk, judge) and all(edge["from"] != name for edge in edges):
             raise ConfigError(f"model.components.{name}: no edge leaves it. Add one to model.edges.")
     for edge in edges:
-        _check_edge(edge, specs, trunk)
+        _check_edge(edge, specs, trunk, judge)
     for edge in edges:
         tokens = output_tokens(edge["from"], specs, edges)
         if edge["tokens"] != tokens:
@@ -87,15 +87,26 @@ class Cut(Protocol):
     @property
     def pp(self) -> int: ...
     @property
+    def vpp(self) -> int: ...
+    @property
+    def num_microbatches(self) -> int: ...
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]: ...
+    @property
     def zero(self) -> int: ...
 
 
-def cut_faults(specs: Mapping[str, Spec], layouts: Mapping[str, Cut], precision: str) -> list[str]:
+def cut_faults(
+    specs: dict[str, Spec], edges: list[dict[str, Any]], layouts: Mapping[str, Cut], precision: str, seq_len: int
+) -> list[str]:
     """Why the runtime can't cut a model as `layouts` say, by component: a sentence each.
 
     The model is one that `check_model` let pass.
     """
-    found = []
+    trunk = trunk_of(specs)
+    found = _head_faults(trunk, judge_of(specs, edges), layouts)
+    if (tokens := tokens_after(trunk, edges)) > seq_len:
+        found.append(f"model.edges: {tokens} tokens leave {trunk}, and training.seq_len is {seq_len}")
     for name, layout in layouts.items():
         spec, key = specs[name], f"strategy.{name}"
         found += [f"{key}.tp is {layout.tp}; {fault}" for fault in _shard_faults(spec, layout.tp)]
@@ -106,8 +117,30 @@ def cut_faults(specs: Mapping[str, Spec], layouts: Mapping[str, Cut], precision:
                 f"{key}.pp is {layout.pp}; dslaunch.runtime keeps tied embeddings in one stage: pp 1, or "
                 f"model.components.{name}.tied_embeddings=false"
             )
+        if layout.vpp > 1 and spec["arch"] != "decoder":
+            found.append(f"{key}.vpp is {layout.vpp}; dslaunch.runtime interleaves the stages of a decoder alone")
+        if uneven := [count for count in layout.layers_per_stage if count % layout.vpp]:
+            found.append(f"{key}.vpp is {layout.vpp}; {uneven[0]} layers of a stage are not divisible by it")
+        if layout.zero == 3 and spec["train"] == "nothing":
+            found.append(f"{key}.zero is 3; dslaunch.runtime keeps a frozen component whole: 0, 1 or 2")
         if layout.zero == 0 and precision != "fp32" and spec["train"] != "nothing":
             found.append(f"{key}.zero is 0; in {precision} dslaunch.runtime takes 1 or 2")
+    return found
+
+
+def _head_faults(trunk: str, judge: str, layouts: Mapping[str, Cut]) -> list[str]:
+    """A head takes what each micro-batch of the trunk gives before the trunk goes on."""
+    if judge == trunk:
+        return []
+    found = []
+    key, head, before = f"strategy.{judge}", layouts[judge], layouts[trunk]
+    if head.pp > 1:
+        found.append(f"{key}.pp is {head.pp}; dslaunch.runtime does not cut a head behind the decoder into stages")
+    if head.num_microbatches % before.num_microbatches:
+        found.append(
+            f"{key}: num_microbatches {head.num_microbatches} is not a multiple of {trunk}'s "
+            f"{before.num_microbatches}; set {key}.micro_batch"
+        )
     return found
 
 
@@ -124,7 +157,7 @@ def _shard_faults(spec: Spec, tp: int) -> list[str]:
     return found
 
 
-def trunk_of(specs: dict[str, Spec]) -> str:
+def trunk_of(specs: Mapping[str, Spec]) -> str:
     """The decoder that everything leads to; ConfigError where there is not one."""
     decoders = [name for name, spec in specs.items() if spec["arch"] == "decoder"]
     if len(decoders) != 1:
@@ -133,6 +166,21 @@ def trunk_of(specs: dict[str, Spec]) -> str:
             f"executes one decoder, with towers and projectors before it. {_SCRIPT}"
         )
     return decoders[0]
+
+
+def judge_of(specs: Mapping[str, Spec], edges: list[dict[str, Any]]) -> str:
+    """The component that makes the loss: the decoder, or a head that reads it.
+
+    Raises:
+        ConfigError: several components read the decoder.
+    """
+    trunk = trunk_of(specs)
+    heads = sorted({edge["to"] for edge in edges if edge["from"] == trunk})
+    if len(heads) > 1:
+        raise ConfigError(
+            f"model.edges: {listed(heads)} read {trunk}; dslaunch.runtime executes one head behind it. {_SCRIPT}"
+        )
+    return heads[0] if heads else trunk
 
 
 def is_own(name: str, specs: Mapping[str, Spec]) -> bool:
@@ -166,7 +214,7 @@ def width_after(spec: Spec) -> int:
 def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]) -> int:
     """Tokens per sample that component `name` passes on."""
     spec = specs[name]
-    if is_own(name, specs):
+    if is_own(name, specs) or spec["arch"] == "decoder":
         return tokens_after(name, edges)
     if spec["arch"] == "vit":
         return int((spec["image"] // spec["patch"]) ** 2)
@@ -195,17 +243,21 @@ def _check_component(name: str, spec: Spec) -> None:
             )
 
 
-def _check_edge(edge: dict[str, Any], specs: dict[str, Spec], trunk: str) -> None:
-    joins = _JOINS[:1] if edge["to"] == trunk else _JOINS
+def _check_edge(edge: dict[str, Any], specs: dict[str, Spec], trunk: str, judge: str) -> None:
+    joins = _JOINS[:1] if edge["to"] in (trunk, judge) else _JOINS
     if edge["join"] not in joins:
         raise ConfigError(
             f"{_shown(edge)} joins by '{edge['join']}'; there dslaunch.runtime executes {listed(joins)}. {_SCRIPT}"
         )
-    if specs[edge["to"]]["arch"] == "vit" or edge["from"] == trunk:
+    if specs[edge["to"]]["arch"] == "vit":
+        raise ConfigError(f"{_shown(edge)}: dslaunch.runtime gives images to towers. {_SCRIPT}")
+    if edge["from"] == trunk and not is_own(judge, specs):
         raise ConfigError(
-            f"{_shown(edge)}: dslaunch.runtime gives images to towers, and the decoder is the last component. "
-            f"{_SCRIPT}"
+            f"{_shown(edge)}: what reads the decoder makes the loss, for which dslaunch.runtime has no module. "
+            f"Name a factory in model.components.{judge}.module. {_SCRIPT}"
         )
+    if judge != trunk and edge["to"] == judge and edge["from"] != trunk:
+        raise ConfigError(f"{_shown(edge)}: dslaunch.runtime gives a head what the decoder gives alone. {_SCRIPT}")
     if edge["from_layer"] != -1 and specs[edge["from"]]["arch"] != "vit":
         raise ConfigError(
             f"{_shown(edge)} reads layer {edge['from_layer']}; dslaunch.runtime reads an inner layer of towers "

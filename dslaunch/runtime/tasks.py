@@ -15,6 +15,7 @@ class Task:
 
     component: str
     stage: int
+    """Of pp * vpp."""
     index: int
     """The micro-batch, numbered by the component's own count."""
     forward: bool
@@ -38,46 +39,76 @@ class Lane:
     """A component as the order of tasks sees it."""
 
     name: str
-    stages: int
+    pp: int
+    """Groups of ranks that hold its pipeline."""
     micro_batches: int
     backward: bool
     """Whether gradients are wanted: of its own parameters, or of a component before it."""
+    vpp: int = 1
+    """Stages on each group; above 1 in the interleaved schedule alone."""
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.vpp
 
 
-def trunk_order(
-    stage: int, stages: int, micro_batches: range, schedule: str, backward: bool
-) -> list[tuple[bool, int]]:
-    """(forward, micro-batch) in the order of one stage.
+def group_order(group: int, lane: Lane, micro_batches: range, schedule: str) -> list[tuple[bool, int, int]]:
+    """(forward, stage, micro-batch) in the order of one of a lane's groups of ranks.
 
-    1F1B holds at most stages - stage micro-batches (Narayanan et al. 2021, arXiv:2104.04473, figure 4); GPipe
-    holds all of them (Huang et al. 2019, arXiv:1811.06965).
+    1F1B holds at most pp - group micro-batches (Narayanan et al. 2021, arXiv:2104.04473, figure 4); GPipe holds
+    all of them (Huang et al. 2019, arXiv:1811.06965). The interleaved schedule takes pp micro-batches through
+    every stage of the group before the next pp, and holds at most 2 (pp - group - 1) + (vpp - 1) pp + 1 passes
+    (the former, section 2.2; NVIDIA/Megatron-LM:megatron/core/pipeline_parallel/schedules.py, core 0.16).
     """
-    ahead = len(micro_batches) if schedule == "gpipe" else stages - stage - 1
-    return _alternating(micro_batches, ahead, backward)
+    assert lane.vpp == 1 or len(micro_batches) % lane.pp == 0, (lane, micro_batches)
+    passes = range(len(micro_batches) * lane.vpp)
+    if schedule == "gpipe":
+        ahead = len(passes)
+    elif lane.vpp == 1:
+        ahead = lane.pp - group - 1
+    else:
+        ahead = 2 * (lane.pp - group - 1) + (lane.vpp - 1) * lane.pp
+    return [
+        (forward, *_pass(number, group, lane, micro_batches, forward))
+        for forward, number in _alternating(passes, ahead, lane.backward)
+    ]
 
 
-def in_rounds(front: list[Lane], trunk: Lane, rounds: int, schedule: str) -> list[Task]:
+def _pass(number: int, group: int, lane: Lane, micro_batches: range, forward: bool) -> tuple[int, int]:
+    """(stage, micro-batch) of the group's pass `number` that way: pp micro-batches through stage after stage."""
+    if lane.vpp == 1:
+        return group, micro_batches[number]
+    turn, within = divmod(number, lane.pp * lane.vpp)
+    chunk, position = divmod(within, lane.pp)
+    chunk = chunk if forward else lane.vpp - 1 - chunk
+    return chunk * lane.pp + group, micro_batches[turn * lane.pp + position]
+
+
+def in_rounds(front: list[Lane], trunk: Lane, head: Lane | None, rounds: int, schedule: str) -> list[Task]:
     """For components that share ranks: per round the front's forwards, the trunk's pipeline, the front's backward.
 
     Args:
         front: the components before the trunk, each after those that it reads.
+        head: the one behind it, of one stage; its micro-batches are a multiple of the trunk's.
     """
     tasks: list[Task] = []
     for number in range(rounds):
         tasks += _front(front, rounds, number, forward=True)
-        tasks += _merged(_trunk_streams(trunk, _share(trunk, rounds, number), schedule, {}))
+        tasks += _merged(_trunk_streams(trunk, head, _share(trunk, rounds, number), schedule, {}))
         tasks += _front(front, rounds, number, forward=False)
     return tasks
 
 
-def in_lockstep(front: list[Lane], trunk: Lane, rounds: int, schedule: str) -> list[Task]:
+def in_lockstep(
+    front: list[Lane], trunk: Lane, head: Lane | None, rounds: int, schedule: str
+) -> list[Task]:
     """For a front on ranks of its own: it works on later rounds while the trunk works on earlier ones.
 
     The front runs 1F1B over rounds, like a stage before the trunk's first: it is ahead by the rounds that fill
-    the trunk's pipeline.
+    the trunk's pipeline, of which the interleaved schedule begins 2 pp micro-batches before it gives one back.
     """
-    fill = -(-trunk.stages // (trunk.micro_batches // rounds))
-    ahead = rounds if schedule == "gpipe" else fill
+    fill = trunk.pp if trunk.vpp == 1 else 2 * trunk.pp
+    ahead = rounds if schedule == "gpipe" else -(-fill // (trunk.micro_batches // rounds))
     wanted = any(lane.backward for lane in front)
     stream: list[Item] = []
     fed: dict[int, Task] = {}
@@ -87,7 +118,7 @@ def in_lockstep(front: list[Lane], trunk: Lane, rounds: int, schedule: str) -> l
         stream.append(Item(tuple(tasks), () if forward else (Task(trunk.name, 0, share[-1], False),)))
         if forward:
             fed |= dict.fromkeys(share, tasks[-1])
-    return _merged([stream, *_trunk_streams(trunk, range(trunk.micro_batches), schedule, fed)])
+    return _merged([stream, *_trunk_streams(trunk, head, range(trunk.micro_batches), schedule, fed)])
 
 
 def _alternating(numbers: range, ahead: int, backward: bool) -> list[tuple[bool, int]]:
@@ -102,27 +133,48 @@ def _alternating(numbers: range, ahead: int, backward: bool) -> list[tuple[bool,
 
 
 def _trunk_streams(
-    trunk: Lane, micro_batches: range, schedule: str, fed: dict[int, Task]
+    trunk: Lane, head: Lane | None, micro_batches: range, schedule: str, fed: dict[int, Task]
 ) -> list[list[Item]]:
-    """Each stage's order.
+    """The order of each group of ranks, and of the head.
 
     Args:
         fed: by micro-batch, the front's task after which it can start.
     """
-    return [
+    streams = [_head_stream(head, trunk, micro_batches)] if head else []
+    judged = {stream.index: item.tasks[-1] for item in streams[0] for stream in item.needs} if head else {}
+    return streams + [
         [
-            _trunk_item(trunk, Task(trunk.name, stage, index, forward), fed)
-            for forward, index in trunk_order(stage, trunk.stages, micro_batches, schedule, trunk.backward)
+            _trunk_item(trunk, Task(trunk.name, stage, index, forward), fed if forward else judged)
+            for forward, stage, index in group_order(group, trunk, micro_batches, schedule)
         ]
-        for stage in range(trunk.stages)
+        for group in range(trunk.pp)
     ]
 
 
-def _trunk_item(trunk: Lane, task: Task, fed: dict[int, Task]) -> Item:
+def _head_stream(head: Lane, trunk: Lane, micro_batches: range) -> list[Item]:
+    """What the head does with each of the trunk's micro-batches: its own, forward and backward in turn."""
+    ways = (True, False) if head.backward else (True,)
+    return [
+        Item(
+            tuple(
+                Task(head.name, 0, own, way) for own in _share(head, trunk.micro_batches, index) for way in ways
+            ),
+            (Task(trunk.name, trunk.stages - 1, index, True),),
+        )
+        for index in micro_batches
+    ]
+
+
+def _trunk_item(trunk: Lane, task: Task, others: dict[int, Task]) -> Item:
+    """
+    Args:
+        others: by micro-batch, the task of another component after which its first stage can start, or backward
+            its last one; empty: it waits for none.
+    """
     before = task.stage - 1 if task.forward else task.stage + 1
     if 0 <= before < trunk.stages:
         return Item((task,), (Task(trunk.name, before, task.index, task.forward),))
-    return Item((task,), (fed[task.index],) if task.forward and fed else ())
+    return Item((task,), (others[task.index],) if others else ())
 
 
 def _front(front: list[Lane], rounds: int, number: int, forward: bool) -> list[Task]:

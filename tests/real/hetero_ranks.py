@@ -36,6 +36,8 @@ LLM = {
     "vocab": 72, "norm_eps": 0.1,
 }  # fmt: skip
 """Sizes that 2, 3 and 4 shards divide; a larger eps, since a norm with a small one blows up small start values."""
+HEAD = {"arch": "mlp", "dims": [32, 24, 8], "module": "tests.real.hetero_head:head"}
+HEAD_TOKENS = 6
 EDGES = [
     {"from": "vision_encoder", "to": "projector", "tokens": 4, "join": "channel"},
     {"from": "projector", "to": "llm", "tokens": 4, "join": "sequence"},
@@ -55,6 +57,7 @@ class Layout:
     micro_batches: int = 1
     recompute: str = "none"
     offload: str = "none"
+    vpp: int = 1
     lr: float = 2e-3
     weight_decay: float = 0.1
 
@@ -85,17 +88,20 @@ class Case:
     """Another model than the one above: its configuration, of components with the same names."""
     data: str = "digits"
     seq_len: int = TEXT + 4
+    action_head: Layout | None = None
+    """A head behind the decoder, which makes the loss."""
     second_encoder: Layout | None = None
     """A second tower on the same image, whose features stand beside the first one's channel by channel."""
 
     @property
     def layouts(self) -> dict[str, Layout]:
         found = {name: getattr(self, name) for name in NAMES}
-        return {**found, "second_encoder": self.second_encoder} if self.second_encoder else found
+        more = {"second_encoder": self.second_encoder, "action_head": self.action_head}
+        return {**found, **{name: at for name, at in more.items() if at}}
 
     def describe(self) -> str:
         shown = [
-            f"{name[:3]} pp{at.pp} dp{at.dp} tp{at.tp} z{at.zero} +{at.offset} m{at.micro_batches}"
+            f"{name[:3]} pp{at.pp} vpp{at.vpp} dp{at.dp} tp{at.tp} z{at.zero} +{at.offset} m{at.micro_batches}"
             for name, at in self.layouts.items()
         ]
         more = [self.schedule, f"rounds {self.rounds}", f"clip {self.clip}", self.optimizer, *self.frozen]
@@ -123,6 +129,9 @@ def model_of(case: Case) -> dict[str, Any]:
         specs["second_encoder"] = {**VISION, "layers": 3}
         specs["projector"] = {**projector, "dims": [96, 36, 32]}
         edges.insert(1, {**EDGES[0], "from": "second_encoder"})
+    if case.action_head:
+        specs["action_head"] = HEAD
+        edges.append({"from": "llm", "to": "action_head", "tokens": HEAD_TOKENS, "join": "sequence"})
     for name in case.frozen:
         specs[name] = {**specs[name], "train": "nothing"}
     return {"name": "vla_hetero", "components": specs, "edges": edges}
@@ -132,23 +141,24 @@ def plan_of(case: Case) -> planfile.Plan:
     training = training_of(case)
     files = planfile.FilesPlan(data_path=case.data)
     whole = plans.plan_for("zero1", WORLD, training, model_of(case), files)
-    layers = {"vision_encoder": 4, "llm": 4, "second_encoder": 3}
     components = {}
     for name, at in case.layouts.items():
+        layers = model_of(case)["components"][name].get("layers", 0)
         components[name] = replace(
             whole.components[name],
-            tp=at.tp, pp=at.pp, dp=at.dp, zero=at.zero, rank_offset=at.offset,
+            tp=at.tp, pp=at.pp, vpp=at.vpp, dp=at.dp, zero=at.zero, rank_offset=at.offset,
             recompute=at.recompute, offload=at.offload,
             num_microbatches=at.micro_batches, micro_batch=SAMPLES // at.dp // at.micro_batches,
-            lr=at.lr, weight_decay=at.weight_decay, layers_per_stage=_split(layers.get(name, 0), at.pp),
+            lr=at.lr, weight_decay=at.weight_decay, layers_per_stage=_split(layers, at.pp, at.vpp),
         )  # fmt: skip
     engine = replace(whole.engine, name="native")
     return replace(whole, components=components, engine=engine)
 
 
-def _split(layers: int, pp: int) -> tuple[int, ...]:
-    """Uneven where it can be: the first stages have one more."""
-    return tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
+def _split(layers: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """Uneven where it can be: the first stages have one more in each of their vpp parts."""
+    parts = layers // vpp
+    return tuple(vpp * (parts // pp + (stage < parts % pp)) for stage in range(pp))
 
 
 def config_of(case: Case, name: str) -> dict[str, Any]:
@@ -157,7 +167,7 @@ def config_of(case: Case, name: str) -> dict[str, Any]:
     params: dict[str, Any] = {"lr": at.lr, "weight_decay": at.weight_decay}
     if case.optimizer == "AdamW":
         params |= {"betas": [0.9, 0.95], "eps": 1e-4, "torch_adam": True}
-    zero: dict[str, Any] = {"stage": at.zero}
+    zero: dict[str, Any] = {"stage": at.zero, "stage3_param_persistence_threshold": 0}
     if at.offload == "cpu":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     return {
@@ -283,7 +293,7 @@ def _run_case(folder: Path, world: Any) -> None:
         rows.append((float(result.loss), result.grad_norm, result.lr))
         if step + 1 == beside["save_at"]:
             (folder / "saved").mkdir(exist_ok=True)
-            store.save(engine, folder / "saved", world)
+            store.share(engine, world, copied=False).write(folder / "saved")
             dist.barrier()
             engine = Watched(plan, world, data, folder, beside["rounds"])
             store.restore(engine, store.Source(folder / "saved"), step + 1)
@@ -297,8 +307,8 @@ def _run_case(folder: Path, world: Any) -> None:
     torch.save(held, folder / f"part{world.rank}.pt")
     dist.barrier()
     (folder / f"part{world.rank}.pt").rename(folder / f"rank{world.rank}.pt")
-    for stage in engine.stages.values():
-        for group in (stage.mesh.shards, stage.mesh.replicas, stage.mesh.stage):
+    for mesh in {stage.name: stage.mesh for stage in engine.stages.values()}.values():
+        for group in (mesh.shards, mesh.replicas, mesh.stage):
             dist.destroy_process_group(group)
 
 
@@ -320,7 +330,8 @@ def _gradients(engine: Any) -> dict[str, Any]:
         zero = stage.engine.zero_optimization_stage()
         gradient = safe_get_full_grad(parameter) if zero else parameter.grad
         if stage.mesh.place.replica == 0:
-            gradient = None if gradient is None else gradient.detach().clone().view(parameter.shape)
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            gradient = None if gradient is None else gradient.detach().clone().view(shape)
             found[name] = (gradient, *_cut(parameter), stage.mesh.place.shard)
     return found
 
@@ -330,11 +341,14 @@ def _cut(parameter: Any) -> tuple[int | None, int]:
 
 
 def _parameters(engine: Any) -> dict[str, Any]:
-    return {
-        name: (parameter.detach().float().clone(), *_cut(parameter), stage.mesh.place.shard)
-        for name, parameter, stage in _named(engine)
-        if stage.mesh.place.replica == 0
-    }
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    found = {}
+    for name, parameter, stage in _named(engine):
+        with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_shape")):
+            if stage.mesh.place.replica == 0:
+                found[name] = (parameter.detach().float().clone(), *_cut(parameter), stage.mesh.place.shard)
+    return found
 
 
 class Masked:

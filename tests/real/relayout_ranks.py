@@ -47,6 +47,10 @@ NATIVE = {
         Layout(dp=4, tp=2, zero=2, offload="cpu"), Layout(dp=8, zero=1, offload="cpu"),
         Layout(pp=2, dp=4, zero=1, offload="cpu", micro_batches=2), clip=CLIP,
     ),
+    "interleaved, ZeRO-3": Case(
+        Layout(dp=2, tp=4, zero=3, micro_batches=2), Layout(dp=8, zero=3),
+        Layout(pp=2, vpp=2, dp=2, tp=2, zero=1, micro_batches=2), schedule="interleaved", clip=CLIP,
+    ),
 }  # fmt: skip
 UNIFORM = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 KEPT = "zero3, small ones kept"
@@ -147,6 +151,7 @@ def _train(root: Path, before: str, name: str, world: Any) -> None:
     from dslaunch.runtime.data import open_data
     from dslaunch.runtime.engines import make_engine
     from dslaunch.runtime.metrics import measure
+    from dslaunch.runtime.saving import Saver
 
     began = time.monotonic()
     plan = read_plan(root / name / "plan.json")
@@ -160,7 +165,7 @@ def _train(root: Path, before: str, name: str, world: Any) -> None:
         result = engine.step(step)
         rows.append((measure(step + 1, result, 1.0, plan, world).loss, result.grad_norm, result.lr))
         if step + 1 == HALF:
-            checkpoints.save(engine, plan, world, HALF, root / name / "checkpoints")
+            Saver(engine, plan, world, root / name / "checkpoints", lambda _saved: None).save(HALF)
     if world.rank == 0:
         (root / f"{before} to {name}.json").write_text(json.dumps(rows))
     print(before, "to", name, f"{time.monotonic() - began:.1f} s", flush=True)

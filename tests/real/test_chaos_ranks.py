@@ -36,12 +36,12 @@ PLACES = {
     "metrics": ("program", "", "measure"),
     "save, before a file": ("store", "", "write"),
     "save, in a file": ("store", "", "_rows"),
-    "save, behind the files": ("checkpoints", "", "list_files"),
+    "save, behind the files": ("saving", "", "sums"),
 }
 """By moment: the function of dslaunch.runtime that is entered when the rank dies."""
 ONCE = ("metrics", "save, before a file", "save, behind the files")
 """Entered once in a step."""
-OF_RANK_0 = {"save, before the note": ("checkpoints", "", "replace")}
+OF_RANK_0 = {"save, before the note": ("saving", "", "replace")}
 
 
 def moment(number: int) -> tuple[str, int, int, int]:

@@ -115,7 +115,8 @@ CASES = {
 
 
 BF16 = {f"{name}, in bf16": replace(CASES[name], precision="bf16") for name in CASES if "twin" in name}
-SLOW = frozenset(name for name in CASES if "three" in name or "four stages" in name)
+FAST = ("llava, twin of vla70b", "qwen, twin of vla70b", "qwen, twin of vla70b, in bf16")
+SLOW = (CASES | BF16).keys() - set(FAST)
 
 
 def fast_first(names: Iterable[str]) -> list[Any]:
@@ -153,7 +154,7 @@ def test_against_one_process(name: str, executed: Callable[[str], Path]) -> None
     compare(CASES[name], executed(name))
 
 
-@pytest.mark.parametrize("name", BF16)
+@pytest.mark.parametrize("name", fast_first(BF16))
 def test_bf16_follows_fp32(name: str, executed: Callable[[str], Path]) -> None:
     rows = parts_in(executed(name))[0]["rows"]
     exact = [row[0] for row in parts_in(executed(name.removesuffix(", in bf16")))[0]["rows"]]
@@ -203,7 +204,9 @@ def test_weights_of_a_whole_model_go_to_each_components_ranks(pretrained: Path, 
 @pytest.mark.parametrize(
     "strategy", ["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp2"))]
 )
-@pytest.mark.parametrize("name", ["llava, twin of vla70b", "qwen, twin of vla70b"])
+@pytest.mark.parametrize(
+    "name", ["qwen, twin of vla70b", pytest.param("llava, twin of vla70b", marks=pytest.mark.slow)]
+)
 def test_one_strategy_for_the_whole_model(strategy: str, name: str, tmp_path: Path) -> None:
     case = CASES[name]
     training = replace(training_of(case), clip=0.0, optimizer="adamw", eps=1e-4, lr=2e-3)

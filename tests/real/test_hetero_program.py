@@ -84,6 +84,22 @@ def test_it_goes_on_under_other_layouts(trained: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "other") == pytest.approx(losses(trained)[2:], rel=1e-5)
 
 
+@pytest.mark.slow
+def test_interleaved_stages_zero_3_and_saves_in_the_background_train_alike(trained: Path, tmp_path: Path) -> None:
+    """The first step's proof holds of them too, and each begins where another layout ended."""
+    words = (
+        "strategy.llm.vpp=2", "strategy.vision_encoder.zero=3", "strategy.projector.zero=3",
+        "checkpoint.async=true", "checkpoint.every=2",
+        f"checkpoint.load={trained / 'checkpoints' / 'step-00000002'}",
+    )  # fmt: skip
+    outcome = run(tmp_path / "other", *words)
+    assert outcome.statuses == [0] * 8, outcome.output
+    assert "weights and optimizer states within" in outcome.output
+    assert losses(tmp_path / "other") == pytest.approx(losses(trained)[2:], rel=1e-5)
+    back = run(tmp_path / "back", f"checkpoint.load={tmp_path / 'other' / 'checkpoints'}", "training.steps=6")
+    assert back.statuses == [0] * 8, back.output
+
+
 def test_one_failing_rank_ends_all(tmp_path: Path) -> None:
     """Rank 0 can't write its metrics, and the others wait for it."""
     files = rendered(*WORDS, f"training.steps={STEPS}")

@@ -166,6 +166,8 @@ MLP = {"arch": "mlp", "dims": [48, plans.HIDDEN]}
             with_parts([edge("vision", "projector"), edge("vision", "llm")], vision=plans.VISION, projector=MLP),
             "projector: no edge leaves",
         ),
+        (with_parts([edge("llm", "head")], head=MLP), "Name a factory in model.components.head.module"),
+        (with_parts([edge("llm", "head"), edge("llm", "b")], head=MLP, b=MLP), "executes one head behind it"),
         (with_parts([edge("vision", "llm", "add")], vision=plans.VISION), "joins by 'add'"),
         (with_parts([edge("vision", "llm", tokens=9)], vision=plans.VISION), "says 9 tokens, but vision gives 16"),
     ],

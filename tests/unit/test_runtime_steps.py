@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dslaunch.engines.layout import Layout as Degrees
+from dslaunch.engines.registry import ENGINES
 from dslaunch.errors import ConfigError
+from dslaunch.plan.case import cases as ledger_cases
 from dslaunch.planfile import Plan, to_json
 from dslaunch.runtime.__main__ import main
 from dslaunch.runtime.checks import check_executable
@@ -21,6 +25,7 @@ from dslaunch.runtime.grid import Grid, Place
 from dslaunch.runtime.messages import PIPELINE, Step, step_of
 from dslaunch.runtime.tasks import Task
 from tests.command import CommandLine
+from tests.golden.cases import planned
 from tests.real.hetero_draws import drawn
 from tests.real.hetero_ranks import SAMPLES, Case, Layout, plan_of
 
@@ -31,6 +36,7 @@ APART = Case(
     Layout(pp=2, dp=2, offset=3, micro_batches=4),
 )
 numbers = st.integers(0, 10**6)
+cases = st.builds(drawn, numbers, interleaved=st.booleans(), head=st.booleans())
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -47,9 +53,9 @@ def test_ranks_are_numbered_by_shard_then_replica_then_stage() -> None:
 
 
 @many
-@given(numbers)
-def test_every_replica_set_owns_each_sample_once(number: int) -> None:
-    for part in step_of_case(drawn(number)).parts.values():
+@given(cases)
+def test_every_replica_set_owns_each_sample_once(case: Case) -> None:
+    for part in step_of_case(case).parts.values():
         owned = [
             sample
             for replica in range(part.grid.dp)
@@ -60,10 +66,10 @@ def test_every_replica_set_owns_each_sample_once(number: int) -> None:
 
 
 @many
-@given(numbers)
-def test_every_task_gets_each_of_its_samples_from_one_rank(number: int) -> None:
+@given(cases)
+def test_every_task_gets_each_of_its_samples_from_one_rank(case: Case) -> None:
     """Forward over each edge that comes in, backward over each that goes out, and from stage to stage."""
-    step = step_of_case(drawn(number))
+    step = step_of_case(case)
     got: dict[tuple[Task, int, int], list[int]] = defaultdict(list)
     for message in step.messages:
         got[message.receiver, message.destination, message.edge].extend(message.samples)
@@ -76,7 +82,7 @@ def test_every_task_gets_each_of_its_samples_from_one_rank(number: int) -> None:
 
 def _expected(step: Step, task: Task) -> list[int]:
     """Edges (or PIPELINE) over which `task` gets its samples."""
-    stages = step.parts[task.component].grid.pp
+    stages = step.parts[task.component].grid.stages
     if 0 <= task.stage + (-1 if task.forward else 1) < stages:
         return [PIPELINE]
     end = "to" if task.forward else "from"
@@ -84,24 +90,41 @@ def _expected(step: Step, task: Task) -> list[int]:
 
 
 @many
-@given(numbers)
-def test_no_task_waits_for_a_later_one(number: int) -> None:
-    step = step_of_case(drawn(number))
+@given(cases)
+def test_no_task_waits_for_a_later_one(case: Case) -> None:
+    step = step_of_case(case)
     position = {task: at for at, task in enumerate(step.tasks)}
     assert len(position) == len(step.tasks)
     assert all(position[message.sender] < position[message.receiver] for message in step.messages)
 
 
 @many
-@given(numbers)
-def test_each_pair_of_ranks_sends_a_task_s_messages_in_the_order_of_samples(number: int) -> None:
+@given(cases)
+def test_each_pair_of_ranks_sends_a_task_s_messages_in_the_order_of_samples(case: Case) -> None:
     """What a rank receives is a block of its own micro-batch, and a block of the sender's."""
-    step = step_of_case(drawn(number))
+    step = step_of_case(case)
     for message in step.messages:
         for task, rank in ((message.sender, message.source), (message.receiver, message.destination)):
             samples = step.samples(task, rank)
             start = samples.index(message.samples[0])
             assert samples[start : start + len(message.samples)] == message.samples
+
+
+@many
+@given(numbers)
+def test_a_head_has_each_micro_batch_before_the_trunk_takes_it_back(number: int) -> None:
+    """Forward and backward in turn, so that it holds one of its own and the trunk no more than without it."""
+    case = replace(drawn(number, head=True), frozen=())
+    tasks = step_of_case(case).tasks
+    own = [task for task in tasks if task.component == "action_head"]
+    assert [(task.index, task.forward) for task in own] == [
+        (index, way) for index in range(len(own) // 2) for way in (True, False)
+    ]
+    trunk = [task for task in tasks if task.component == "llm"]
+    alone = [task for task in step_of_case(replace(case, action_head=None)).tasks if task.component == "llm"]
+    for stage in range(case.llm.pp):
+        order = [[task for task in some if task.stage == stage] for some in (trunk, alone)]
+        assert order[0] == order[1]
 
 
 @many
@@ -121,6 +144,16 @@ def test_1f1b_holds_as_many_as_stages_are_left_and_gpipe_all(number: int) -> Non
                 assert most <= left
             else:
                 assert most >= case.llm.micro_batches // step.rounds
+
+
+def test_a_decoder_alone_is_one_pipeline() -> None:
+    """All its micro-batches pass through it in one round."""
+    plan = plan_of(TWIN)
+    model = {**plan.model, "components": {"llm": plan.model["components"]["llm"]}, "edges": []}
+    alone = step_of(replace(plan, model=model, components={"llm": plan.components["llm"]}))
+    first = [task for task in alone.tasks if task.stage == 0]
+    order = "".join(f"{'F' if task.forward else 'B'}{task.index} " for task in first)
+    assert order == "F0 F1 B0 F2 B1 F3 B2 B3 "
 
 
 def test_a_front_of_its_own_works_ahead_of_the_trunk() -> None:
@@ -170,7 +203,7 @@ def test_the_redistribution_is_shown() -> None:
         ({"llm": {"pp": 2, "zero": 2}}, "components.llm.zero: found 2"),
         ({"llm": {"cp": 2}}, "components.llm.cp: found 2"),
         ({"llm": {"offload": "nvme"}}, "components.llm.offload: found nvme"),
-        ({"vision_encoder": {"zero": 3}}, "components.vision_encoder.zero: found 3"),
+        ({"vision_encoder": {"zero": 4}}, "components.vision_encoder.zero: found 4"),
         (
             {"projector": {"micro_batch": 5}},
             "components.projector: micro_batch x num_microbatches x dp is 40",
@@ -188,17 +221,53 @@ def test_a_plan_that_it_cannot_execute_is_refused_by_key(changes: dict[str, Any]
         check_executable(replace(plan, components=components))
 
 
-def test_the_interleaved_schedule_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "changes"),
+    [
+        ("interleaved", {}),
+        ("1f1b", {"vpp": 2, "layers_per_stage": (4, 4)}),
+        ("interleaved", {"vpp": 2, "layers_per_stage": (4, 4), "num_microbatches": 3, "micro_batch": 4}),
+    ],
+)
+def test_an_order_that_does_not_go_with_the_stages_is_refused(schedule: str, changes: dict[str, Any]) -> None:
     plan = plan_of(TWIN)
-    with pytest.raises(ConfigError, match=r"training\.schedule: found interleaved"):
-        check_executable(replace(plan, training=replace(plan.training, schedule="interleaved")))
+    components = {**plan.components, "llm": replace(plan.components["llm"], **changes)}
+    training = replace(plan.training, schedule=schedule)
+    with pytest.raises(ConfigError, match=rf"training\.schedule: found {schedule}, where components\.llm"):
+        check_executable(replace(plan, components=components, training=training))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["pp=2 dp=2 tp=2", "pp=4 dp=2 tp=1", "pp=4 dp=1 tp=2", "pp=2 dp=4 tp=1 micro_batch=4"],
+)
+@pytest.mark.parametrize("vpp", [1, 2, 3])
+def test_a_stage_holds_as_many_micro_batches_as_the_ledger_says(vpp: int, words: str) -> None:
+    asked = [f"strategy.llm.{word}" for word in (*words.split(), f"vpp={vpp}")]
+    plan, _, config = planned(
+        "recipe=vla_tiny", "cluster=local", "strategy=hetero", "model.components.llm.layers=24", *asked
+    )
+    layout = plan.components["llm"]
+    names = [each.name for each in fields(Degrees) if hasattr(layout, each.name)]
+    same = Degrees(**{name: getattr(layout, name) for name in names})
+    case = ledger_cases(config, ENGINES["native"], {"llm": same}, "fp32")["llm"]
+    tasks = step_of(plan).tasks
+    for group in range(layout.pp):
+        own = [task for task in tasks if task.component == "llm" and task.stage % layout.pp == group]
+        held = accumulate(1 if task.forward else -1 for task in own)
+        assert max(held) / vpp == case.in_flight(group)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("strategy.llm.zero=2", "strategy.llm.zero is 2; native takes 0, 1 where pp is 2"),
-        ("strategy.projector.zero=3", "strategy.projector.zero is 3; native takes 0, 1, 2"),
+        ("strategy.llm.zero=3", "strategy.llm.zero is 3; native takes 0, 1 where pp is 2"),
+        (
+            "strategy.projector.zero=3 model.components.projector.train=nothing",
+            "strategy.projector.zero is 3; dslaunch.runtime keeps a frozen component whole",
+        ),
+        ("strategy.vision_encoder.vpp=2", "interleaves the stages of a decoder alone"),
         ("strategy.llm.cp=2 strategy.llm.pp=1", "strategy.llm.cp is 2; native takes cp 1"),
         ("training.precision=bf16 strategy.projector.zero=0", "strategy.projector.zero is 0; in bf16"),
         ("strategy.projector.pp=2 strategy.projector.zero=1", "strategy.projector.pp is 2"),

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from dslaunch.runtime.held import Cut, Held, shared_out  # noqa: E402
 from dslaunch.runtime.proof import hash_of  # noqa: E402
-from dslaunch.runtime.store import Source, Stored, check_fits, write_index  # noqa: E402
+from dslaunch.runtime.store import INDEX, Source, Stored, check_fits, index_text  # noqa: E402
 from dslaunch.runtime.tensorfile import Entry, TensorFile, write  # noqa: E402
 
 NAME = "parts.llm.head.weight"
@@ -35,7 +35,8 @@ def stored(folder: Path, alike: tuple[int, int, int], replicas: int) -> Source:
             part = flat[start:stop].clone()
             write(folder / file, [Entry(f"weight/{NAME}", part.dtype, tuple(part.shape), lambda part=part: part)])
             pieces.append((file, rank, start, stop))
-    write_index(folder, {NAME: Stored((24, 12), Cut(*alike), 7, ("weight",), tuple(pieces))}, [], {})
+    stored = Stored((24, 12), Cut(*alike), 7, ("weight",), tuple(pieces))
+    (folder / INDEX).write_text(index_text({NAME: stored}, [], {}), encoding="utf-8")
     return Source(folder)
 
 
