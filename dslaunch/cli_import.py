@@ -72,8 +72,7 @@ def init_verb(
     overrides = [word for word in words if "=" in word]
     overrides += _asked(overrides) if sys.stdin and sys.stdin.isatty() else []
     made = init(scripts[0], overrides, obj.script_arguments, name=name, kind=kind)
-    _tried(made, site, accept)
-    return _finished(made, {}, site, force, as_json)
+    return _finished(made, _tried(made, site, accept), site, force, as_json)
 
 
 def _kind_and_source(words: Sequence[str]) -> tuple[str, str, list[str]]:
@@ -117,6 +116,7 @@ def _tried(made: Imported, site: Path | None, accept: tuple[str, ...]) -> dict[s
         try:
             return rendered(Request(made.planned_by, stage, accept, ()))[2]
         except DslaunchError as error:
+            _note_losses(made)
             shown = str(error).replace(str(stage), str(site or "."))
             raise type(error)(f"{shown}\nThe recipe was not written.") from error
 
@@ -155,9 +155,15 @@ def _report(made: Imported, rows: Sequence[Row]) -> None:
         for row in other:
             shown = "is not rendered" if row.rendered is None else f"is rendered as {row.rendered}"
             note(f"  {row.key} = {row.original} {shown}")
+    _note_losses(made)
+
+
+def _note_losses(made: Imported) -> None:
+    from dslaunch.importing.imported import gathered
+
     if made.notes:
         note("Not carried over as it stands:")
-        for each in made.notes:
+        for each in gathered(made.notes):
             note(f"  {each}")
 
 

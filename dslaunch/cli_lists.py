@@ -32,7 +32,7 @@ def recipes_verb(config_dir: Path | None, as_json: bool) -> int:
 
     if as_json:
         return _echo_json(outputs.Recipes(tuple(lists.recipes(config_dir))))
-    return echo_rows(lists.recipe_rows(config_dir))
+    return echo_rows(lists.recipe_rows(config_dir), cut=True)
 
 
 @click.command("models", help=VERBS["models"])
@@ -42,7 +42,7 @@ def models_verb(config_dir: Path | None, as_json: bool) -> int:
 
     with step("read the models"):
         found = lists.models(config_dir)
-    return _echo_json(outputs.Models(tuple(found))) if as_json else echo_rows(lists.model_rows(found))
+    return _echo_json(outputs.Models(tuple(found))) if as_json else echo_rows(lists.model_rows(found), cut=True)
 
 
 @click.command("clusters", help=VERBS["clusters"])
@@ -52,7 +52,7 @@ def clusters_verb(config_dir: Path | None, as_json: bool) -> int:
 
     if as_json:
         return _echo_json(outputs.Clusters(tuple(lists.clusters(config_dir))))
-    return echo_rows(lists.cluster_rows(config_dir))
+    return echo_rows(lists.cluster_rows(config_dir), cut=True)
 
 
 @click.command("schema", help=VERBS["schema"])
@@ -74,11 +74,11 @@ def schema_verb(words: tuple[str, ...], as_json: bool) -> int:
     return 0
 
 
-def echo_rows(rows: Sequence[tuple[str, ...]]) -> int:
-    """A line for each row, folded for a terminal."""
+def echo_rows(rows: Sequence[tuple[str, ...]], *, cut: bool = False) -> int:
+    """A line for each row, folded or cut for a terminal."""
     from dslaunch.review.columns import lines, width
 
-    for line in lines(rows, width()):
+    for line in lines(rows, width(), cut=cut):
         click.echo(line)
     return 0
 

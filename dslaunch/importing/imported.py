@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,14 @@ class Note:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.reason}"
+
+
+def gathered(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """One note for all keys with the same reason, where the first of them stood."""
+    keys: dict[str, list[str]] = {}
+    for each in notes:
+        keys.setdefault(each.reason, []).append(each.key)
+    return tuple(Note(", ".join(named), reason) for reason, named in keys.items())
 
 
 @dataclass(frozen=True)

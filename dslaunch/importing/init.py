@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed, nearest
@@ -125,7 +125,37 @@ def _fill(recipe: Recipe, facts: Script, kind: str, given: Sequence[str]) -> tup
     kept = [word for option, value in arguments.items() if option not in given for word in (option, value)]
     if kept or given:
         recipe.put("script_args", [*kept, *given])
-    return tuple(notes)
+    return (*notes, *_trained(recipe, facts))
+
+
+def _trained(recipe: Recipe, facts: Script) -> Iterator[Note]:
+    """What the script trains is its own affair; memory is right only where the recipe says the same."""
+    told = recipe.get("model.components") or {}
+    if any("train" in component for component in told.values()):
+        return
+    if facts.has("LoraConfig", "get_peft_model"):
+        written = dict(facts.adapters)
+        train = "qlora" if facts.has("BitsAndBytesConfig", "load_in_4bit") else "lora"
+        sizes = ", ".join(f"{ours}: {_whole(written.get(theirs))}" for ours, theirs in _ADAPTERS.items())
+        yield Note(
+            "LoraConfig",
+            "the plan counts every parameter as trained. For each component that has adapters add "
+            f"model.components.NAME.train={train} 'model.components.NAME.lora={{{sizes}}}'",
+        )
+    elif facts.has("requires_grad_", "requires_grad"):
+        yield Note(
+            "requires_grad",
+            "the plan counts every parameter as trained. For each component that the script freezes add "
+            "model.components.NAME.train=nothing",
+        )
+
+
+_ADAPTERS = {"rank": "r", "alpha": "lora_alpha"}
+
+
+def _whole(text: str | None) -> str:
+    """A number as the script has it; 16 stands for one that a variable holds."""
+    return text if text and text.isdigit() else "16"
 
 
 def _settings(facts: Script, kind: str) -> dict[str, str]:

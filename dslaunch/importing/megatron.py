@@ -18,6 +18,7 @@ from dslaunch.importing.megatron_words import CommandLine, command_line
 from dslaunch.importing.recipe import Recipe, begun
 from dslaunch.importing.taken import default_megatron, megatron_arguments, megatron_value
 from dslaunch.importing.writing import yaml_text
+from dslaunch.render.megatron_flags import DECIDED
 
 _COMPONENT = "llm"
 _MODEL_KEYS = f"model.components.{_COMPONENT}."
@@ -80,7 +81,7 @@ def import_megatron(path: str, words: Sequence[str] = (), name: str = "") -> Imp
     replica = take_layout(recipe, flags, _COMPONENT)
     take_training(recipe, flags, replica)
     take_data(recipe, flags)
-    _extra(recipe, flags)
+    _extra(recipe, flags, () if files else _sizes(flags, recipe.groups["model"]))
     notes = tuple(flags.notes)
     text = recipe.text(notes, [f"Imported from {Path(path).name}, which starts {line.script or 'Megatron'}."])
     return Imported(name, {**files, f"recipes/{name}.yaml": text}, notes, recipe.choices, original)
@@ -154,12 +155,22 @@ def _engine(recipe: Recipe, flags: Flags) -> None:
             flags.note(flag, reason)
 
 
-def _extra(recipe: Recipe, flags: Flags) -> None:
-    """What is left goes to engine.extra where the renderer takes it, else into a note with its reason."""
+def _sizes(flags: Flags, model: str) -> tuple[str, ...]:
+    """Flags that the chosen model answers, each with a note; the comparison of keys shows where it differs."""
+    sizes = tuple(flag for flag in flags.left if DECIDED.get(flag, "").startswith("model."))
+    for flag in sizes:
+        flags.note(flag, f"model={model} decides")
+    return sizes
+
+
+def _extra(recipe: Recipe, flags: Flags, told: Sequence[str]) -> None:
+    """What is left and not `told` goes to engine.extra where the renderer takes it, else into a note."""
     version = str(recipe.get("engine.version") or default_megatron())
     catalogue = megatron_arguments(recipe.groups["engine"], version)
     kept: dict[str, Any] = {f.removeprefix("--"): v for f, v in _DEFAULTS_KEPT.items() if f not in flags.left}
     for flag, values in flags.left.items():
+        if flag in told:
+            continue
         key = flag.removeprefix("--")
         if any("$" in value for value in values):
             flags.note(flag, f"{' '.join(values)}: nothing in the script sets it; give engine.extra.{key}")

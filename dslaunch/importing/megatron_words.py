@@ -75,7 +75,10 @@ def command_line(text: str, where: str) -> CommandLine:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Logical lines: a newline in quotes, in parentheses, or after a backslash ends none; comments are dropped."""
+    """Logical lines and what `;` parts in them; comments are dropped.
+
+    A newline or `;` in quotes or in parentheses, and a newline after a backslash, ends none.
+    """
     text = text.replace("\r\n", "\n").replace("\\\n", " ")
     start, depth, quote, position = 0, 0, "", 0
     kept: list[str] = []
@@ -92,12 +95,17 @@ def _statements(text: str) -> Iterator[str]:
             continue
         elif letter in "()":
             depth = max(0, depth + (1 if letter == "(" else -1))
-        elif letter == "\n" and depth == 0:
+        elif depth == 0 and (letter == "\n" or (letter == ";" and ";" not in _beside(text, position))):
             kept.append(text[start:position])
             yield "".join(kept).strip()
             kept, start = [], position + 1
         position += 1
     yield "".join([*kept, text[start:]]).strip()
+
+
+def _beside(text: str, position: int) -> str:
+    """The letters before and after the one at `position`."""
+    return text[max(0, position - 1) : position] + text[position + 1 : position + 2]
 
 
 def _command_follows(value: str) -> bool:

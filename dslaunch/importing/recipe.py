@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any
 
 import yaml
 
 from dslaunch.errors import ConfigError
-from dslaunch.importing.imported import Note
+from dslaunch.importing.imported import Note, gathered
 from dslaunch.importing.writing import yaml_text
 from dslaunch.schema.text import is_text
 
@@ -62,11 +63,16 @@ class Recipe:
         """The YAML file, with what was not carried over in its head."""
         comments = list(head)
         if notes:
-            comments += ["Not carried over as it stands:", *(f"  {note}" for note in notes)]
+            comments += ["Not carried over as it stands:", *_wrapped(gathered(notes))]
         overrides = [{f"override {group}": choice} for group, choice in self.groups.items()]
         keys = {"name": self.name, "about": self.about, **self.tree}
         ordered = {key: keys[key] for key in sorted(keys, key=_position)}
         return yaml_text({"defaults": ["base", *overrides, "_self_"], **ordered}, comments)
+
+
+def _wrapped(notes: Sequence[Note]) -> Iterator[str]:
+    for note in notes:
+        yield from wrap(str(note), 108, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _position(key: str) -> int:

@@ -32,6 +32,8 @@ class Script:
     """What is called, dotted: deepspeed.initialize."""
     options: tuple[str, ...]
     """Options of its command line, as they are declared there: --batch_size."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Keywords of peft's LoraConfig and their values as written; empty where the script has none."""
 
     @property
     def kind(self) -> str:
@@ -71,7 +73,7 @@ def read_script(text: str, path: str) -> Script:
     names = frozenset(name for node in nodes for name in _names(node))
     calls = frozenset(_dotted(node.func) for node in nodes if isinstance(node, ast.Call))
     declared = [*_declared(nodes), *(_fields(nodes) if not names.isdisjoint(_DATACLASS_PARSERS) else ())]
-    return Script(names, calls, tuple(dict.fromkeys(declared)))
+    return Script(names, calls, tuple(dict.fromkeys(declared)), tuple(_adapters(nodes)))
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -83,6 +85,14 @@ def _names(node: ast.AST) -> Iterator[str]:
         yield node.id
     elif isinstance(node, ast.Attribute):
         yield node.attr
+
+
+def _adapters(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Keywords of the first LoraConfig(...)."""
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    config = next((call for call in calls if _dotted(call.func).rpartition(".")[2] == "LoraConfig"), None)
+    for word in config.keywords if config else ():
+        yield word.arg or "", ast.unparse(word.value)
 
 
 def _dotted(node: ast.expr) -> str:

@@ -23,8 +23,13 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if asked else None
 
 
-def lines(rows: Sequence[tuple[str, ...]], wide: int | None) -> list[str]:
-    """One line for each of `rows`, which are equally long; more where `wide` characters do not hold it."""
+def lines(rows: Sequence[tuple[str, ...]], wide: int | None, *, cut: bool = False) -> list[str]:
+    """One line for each of `rows`, which are equally long.
+
+    Args:
+        wide: characters of a line; what they do not hold goes to more lines.
+        cut: leave out what they do not hold, and end with `...`.
+    """
     if not rows:
         return []
     pads = [_pad([row[i] for row in rows]) for i in range(len(rows[0]) - 1)]
@@ -33,7 +38,12 @@ def lines(rows: Sequence[tuple[str, ...]], wide: int | None) -> list[str]:
     for row in rows:
         cells = [cell.ljust(pad) for cell, pad in zip(row, pads, strict=False)]
         line = _GAP.join([*cells, row[-1]]).rstrip()
-        found += _folded(line, wide, start) if wide and len(line) > wide else [line]
+        if not wide or len(line) <= wide:
+            found.append(line)
+        elif cut:
+            found.append(f"{line[: wide - 3].rstrip()}...")
+        else:
+            found += _folded(line, wide, start)
     return found
 
 

@@ -65,8 +65,7 @@ def _findings(title: str, findings: Sequence[Finding]) -> Iterator[str]:
         return
     yield f"**{title}**\n"
     for finding in findings:
-        fix = f" Fix: {finding.fix}." if finding.fix else ""
-        yield f"- {finding.severity} `{finding.rule}`: {_text(finding.message + fix)}"
+        yield f"- {finding.severity} `{finding.rule}`: {_text(finding.said)}"
     yield ""
 
 

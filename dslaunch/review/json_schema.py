@@ -17,6 +17,7 @@ from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.planfile import Plan, Prediction
 from dslaunch.review import outputs, outputs_run, runs
 from dslaunch.review.difference import Difference
+from dslaunch.run.verdict import Triage
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 JOINED = "dslaunch.plan-json/1"
@@ -26,7 +27,8 @@ _KINDS: tuple[type, ...] = (
     outputs.Recipes, outputs.Models, outputs.Clusters, outputs.Keys, outputs.Rendered, outputs.DryRun,
     outputs.Report, outputs.Written, outputs.Rules, outputs.Symptoms, outputs.Findings, outputs.Review,
     outputs_run.RunStatus, outputs_run.RunLog, outputs_run.Stopped, outputs_run.PreflightReport,
-    outputs_run.Frame, outputs_run.Calibrated, outputs_run.Forms,
+    outputs_run.Frame, outputs_run.Calibrated, outputs_run.Forms, outputs_run.SweepStatus,
+    Triage,
 )  # fmt: skip
 
 

@@ -76,6 +76,29 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
+class RunOfSweep:
+    """One run of a sweep."""
+
+    number: int
+    values: tuple[str, ...]
+    """Its values of the overrides that have several, as KEY=VALUE."""
+    refused: str
+    """Why it was not launched; empty where it was."""
+    status: RunStatus | None
+    """Null where it has no run folder."""
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """`dslaunch status SWEEP --json`"""
+
+    sweep: str
+    """Its folder."""
+    runs: tuple[RunOfSweep, ...]
+    schema: str = "dslaunch.sweep-status/1"
+
+
+@dataclass(frozen=True)
 class Frame:
     """`dslaunch watch --json`: a line of JSON for each time that the run was looked at."""
 

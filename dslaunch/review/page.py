@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,8 @@ from dslaunch.review.page_predicted import device, rows, seconds
 from dslaunch.schema.config import RunConfig
 
 _PIPED_COLUMNS = 120
+_MOST_STAGES = 16
+"""Rows of a component; a longer pipeline is folded."""
 _TEXT = ("component", "layout", "verdict")
 _STYLES = {"error": "bold red", "hang": "bold red", "memory": "yellow", "wrong": "yellow", "slow": "yellow"}
 
@@ -84,7 +87,19 @@ def _modes_lines(plan: Plan) -> list[str]:
     by_fabric: dict[str, list[str]] = {}
     for each in plan.fabric:
         by_fabric.setdefault(each.fabric, []).append(f"{each.name}={each.value}")
-    return lines + [f"for {fabric}: {' '.join(words)}" for fabric, words in by_fabric.items()]
+    lines += [f"for {fabric}: {' '.join(words)}" for fabric, words in by_fabric.items()]
+    return lines + _place_lines(plan)
+
+
+def _place_lines(plan: Plan) -> list[str]:
+    """Which nodes hold the ranks in which order, and where the code stands, as far as that is asked for."""
+    leaves = [f"{leaf} ({', '.join(hosts)})" for leaf, hosts in plan.cluster.switches.items()]
+    lines = [f"ranks fill one leaf switch after the other: {', '.join(leaves)}"] if leaves else []
+    launcher = plan.launcher
+    lines += [f"SLURM {line}" for line in launcher.placement]
+    if launcher.stage_to:
+        lines.append(f"the code of {launcher.stage_from} is copied to {launcher.stage_to} on every node")
+    return lines
 
 
 def _setting(key: str, value: Setting) -> str:
@@ -126,13 +141,30 @@ def _memory(plan: Plan, prediction: Prediction) -> Table:
     unit, scale = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
     table = _table(f"Memory, {unit} on one {device(plan)}", "component", "params", *short)
     for name, stages in prediction.components.items():
-        for decided, predicted in zip(plan.components[name].stages, stages, strict=True):
-            row = vars(predicted.memory_gib)
-            scaled = [row[term] * scale for term in terms]
-            figures = [f"{figure:.1f}" if figure >= 0.05 else "." for figure in scaled]
-            label = name if len(stages) == 1 else f"{name} stage {decided.stage}"
-            table.add_row(label, _count(decided.params_on_rank), *figures)
+        params = [decided.params_on_rank for decided in plan.components[name].stages]
+        for part in _folded([stage.memory_gib.total for stage in stages]):
+            most = [scale * max(getattr(stages[i].memory_gib, term) for i in part) for term in terms]
+            figures = [f"{figure:.1f}" if figure >= 0.05 else "." for figure in most]
+            table.add_row(
+                f"{name}{_stages(part, len(stages))}", _count(max(params[i] for i in part)), *figures
+            )
     return table
+
+
+def _folded(totals: Sequence[float]) -> list[range]:
+    """The stages of each row: one, but of a long pipeline those between the ends and the fullest together."""
+    count = len(totals)
+    alone = set(range(count))
+    if count > _MOST_STAGES:
+        alone = {0, 1, totals.index(max(totals)), count - 2, count - 1}
+    starts = [i for i in range(count) if i in alone or i - 1 in alone]
+    return [range(start, end) for start, end in pairwise([*starts, count])]
+
+
+def _stages(part: range, count: int) -> str:
+    if count == 1:
+        return ""
+    return f" stage {part[0]}" if len(part) == 1 else f" stages {part[0]}-{part[-1]}, at most"
 
 
 def _count(params: int) -> str:

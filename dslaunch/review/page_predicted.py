@@ -25,6 +25,8 @@ def rows(plan: Plan, prediction: Prediction) -> Iterator[tuple[str, str]]:
     if prediction.checkpoint:
         yield "checkpoints", prediction.checkpoint.describe()
     yield from _calibration(prediction)
+    if least := plan.supervision.elastic_min_nodes:
+        yield "elastic", f"planned anew where hosts are lost, for {least} of {plan.cluster.nodes} nodes at least"
 
 
 def device(plan: Plan) -> str:

@@ -6,6 +6,7 @@ etp_i + ETP * (ep_i + EP * ...), without cp (megatron/core/parallel_state.py, co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -67,16 +68,14 @@ class Group:
 
 def rows(plan: Plan, component: ComponentPlan) -> list[Row]:
     """The whole cluster, in as few rows as there are different nodes in a row."""
+    nodes = (_node(plan, component, node) for node in range(plan.cluster.nodes))
     found: list[Row] = []
-    places: list[list[Place]] = []
-    for node in range(plan.cluster.nodes):
-        cells, here = _node(plan, component, node)
-        first = node
-        if found and found[-1].cells == cells:
-            first = found.pop().first
-            here = places.pop() + here
-        places.append(here)
-        found.append(Row(first, node, _replicas(here), cells, _domains(plan, first, node)))
+    for cells, alike in itertools.groupby(nodes, key=lambda node: node[0]):
+        here = [places for _, places in alike]
+        first = found[-1].last + 1 if found else 0
+        last = first + len(here) - 1
+        replicas = _replicas([at for places in here for at in places])
+        found.append(Row(first, last, replicas, cells, _domains(plan, first, last)))
     return found
 
 

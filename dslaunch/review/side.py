@@ -12,7 +12,7 @@ from dslaunch.rules.checking import check_rendered
 from dslaunch.rules.selection import EVERY_RULE, Selection
 from dslaunch.rules.waivers import waive
 
-OWN = frozenset({"plan.json", "prediction.json", "manifest.json"})
+OWN = frozenset({"plan.json", "prediction.json", "manifest.json", "blueprint.json"})
 """Files that say what the others hold."""
 
 

@@ -65,7 +65,7 @@ def test_a_micro_batch_without_its_rendering_is_stale(site: Path, dslaunch: Comm
     _change(site, "mine", "seq_len: 4096", "seq_len: 4096\n  micro_batch: 2")
     ran = dslaunch("review", "HEAD", "--config-dir", "site", "--comment", "comment.md")
     assert ran.status == 6
-    assert "site/rendered/mine is stale (ds_config.json, plan.json)" in ran.out
+    assert "site/rendered/mine is stale (blueprint.json, ds_config.json, plan.json)" in ran.out
     assert "components.llm.micro_batch" in ran.out
     assert Path("comment.md").read_text().startswith("<!-- dslaunch review -->\n")
     dslaunch("render", *WORDS, "--config-dir", "site", "-o", "site/rendered/mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -229,6 +230,50 @@ def test_megatron_shell_script(dslaunch: CommandLine, tmp_path: Path) -> None:
         "conf/model/llama_8b.yaml",
         "recipes/llama_8b.yaml",
     ]
+
+
+def test_sizes_that_a_chosen_model_decides(dslaunch: CommandLine, tmp_path: Path) -> None:
+    """One note for all of them; of the sizes only the one that differs from the model's is named."""
+    text = (Path(__file__).parent / "imports" / "llama_8b.sh").read_text()
+    (tmp_path / "other.sh").write_text(text.replace("--num-layers 32", "--num-layers 40"))
+    ran = dslaunch("init", str(tmp_path / "other.sh"), "model=llama3_8b", "cluster=H100")
+    assert ran.status == 0, ran.err
+    assert "--num-layers = 40 is rendered as 32" in ran.err
+    assert "model=llama3_8b decides" in ran.err
+    assert "--hidden-size =" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            "model = get_peft_model(model, LoraConfig(r=32, lora_alpha=64, target_modules='all-linear'))",
+            "model.components.NAME.train=lora 'model.components.NAME.lora={rank: 32, alpha: 64}'",
+        ),
+        (
+            "model = load(quantization_config=BitsAndBytesConfig(load_in_4bit=True))\n"
+            "model = get_peft_model(model, LoraConfig(r=cfg.rank))",
+            "model.components.NAME.train=qlora 'model.components.NAME.lora={rank: 16, alpha: 16}'",
+        ),
+        ("model.vision_tower.requires_grad_(False)", "model.components.NAME.train=nothing"),
+    ],
+)
+def test_what_the_script_trains(dslaunch: CommandLine, tmp_path: Path, more: str, told: str) -> None:
+    """Adapters and frozen parts are the script's own; the words that tell the plan are shown, and are accepted."""
+    _, said = made(dslaunch, tmp_path, f"{OPENVLA_LIKE}\n{more}\n")
+    assert told in said
+    words = [word.replace("NAME", "llm") for word in shlex.split(told)]
+    _, said = made(dslaunch, tmp_path, f"{OPENVLA_LIKE}\n{more}\n", *WORDS, *words)
+    assert "counts every parameter" not in said
+
+
+def test_notes_stand_where_the_recipe_is_refused(dslaunch: CommandLine, tmp_path: Path) -> None:
+    """A model that fits only with its adapters: the note is what helps."""
+    (tmp_path / "train.py").write_text(f"{OPENVLA_LIKE}\npeft.get_peft_model(vla, peft.LoraConfig(r=8))\n")
+    words = ["model=openvla_7b", "cluster=8xA100", "training.global_batch=64", "training.seq_len=300"]
+    ran = dslaunch("init", str(tmp_path / "train.py"), *words, "strategy=ddp")
+    assert ran.status == 3
+    assert "LoraConfig: the plan counts every parameter as trained" in ran.err
 
 
 def test_written_planned_and_rendered(dslaunch: CommandLine, tmp_path: Path) -> None:

@@ -28,7 +28,25 @@ def test_a_terminal_gets_what_goes_on_under_its_column() -> None:
     assert lines(ROWS[:1], 30)[1:] == ["    description that goes on", "    for a while"]
 
 
-@pytest.mark.parametrize("verb", ["models", "clusters", "recipes", "schema training"])
+def test_a_list_of_names_leaves_out_what_a_terminal_does_not_hold() -> None:
+    assert lines(ROWS, 52, cut=True) == [
+        "short  0.3B  some words of a description that goe...",
+        "x" * 40 + "  7B    end",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["models", "clusters", "recipes"])
+def test_a_line_each_on_a_narrow_terminal(
+    verb: str, dslaunch: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = dslaunch(verb).out.splitlines()
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = dslaunch(verb).out.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert [line.split()[0] for line in shown] == [line.split()[0] for line in piped]
+
+
+@pytest.mark.parametrize("verb", ["schema training"])
 @pytest.mark.parametrize("columns", [80, 200])
 def test_no_line_is_wider_than_the_terminal(
     verb: str, columns: int, dslaunch: CommandLine, monkeypatch: pytest.MonkeyPatch
