@@ -22,6 +22,7 @@ VERBS = {
     "watch": "show a run live, on one terminal page",
     "stop": "end a run, from any shell",
     "resume": "start a run again from its newest checkpoint, in its own folder",
+    "triage": "repeat a failing run on one process, and say where the fault is",
     "compare": "put runs side by side",
     "calibrate": "let runs correct the rates that a site's plans are predicted with",
     "convert": "merge a checkpoint of dslaunch's runtime into whole tensors",
@@ -41,11 +42,12 @@ TAKES_VALUE = {
     "-o", "--output", "--config-dir", "--accept", "--fail-on", "--format", "--world-size", "--tp", "--pp",
     "--deepspeed-version", "--component", "--name", "--kind", "--nodes", "--ranks-per-node",
     "--megatron-version", "--select", "--ignore", "--symptom",
-    "--comment", "--sarif", "--rank", "--lines", "--attempt", "--every",
+    "--comment", "--sarif", "--rank", "--lines", "--attempt", "--every", "--step", "--minutes",
 }  # fmt: skip
 TAKES_WORDS = {
     "launch", "check", "diff", "report", "compare", "calibrate", "convert", "export", "review", "explain",
     "import", "init", "schema", "completion", "preflight", "status", "logs", "watch", "stop", "resume",
+    "triage",
 }  # fmt: skip
 
 

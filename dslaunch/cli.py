@@ -22,6 +22,7 @@ from dslaunch.cli_lists import clusters_verb, models_verb, recipes_verb, schema_
 from dslaunch.cli_preflight import preflight_verb
 from dslaunch.cli_review import compare_verb, diff_verb, report_verb, review_verb, runs_verb
 from dslaunch.cli_run import logs_verb, resume_verb, status_verb, stop_verb, watch_verb
+from dslaunch.cli_triage import triage_verb
 from dslaunch.completing import complete
 from dslaunch.errors import ConfigError, DslaunchError
 from dslaunch.flow import Request, explanation, judged, refusing, rendered
@@ -223,6 +224,7 @@ main.add_command(export_verb)
 main.add_command(review_verb)
 for _verb in (status_verb, logs_verb, watch_verb, stop_verb, resume_verb):
     main.add_command(_verb)
+main.add_command(triage_verb)
 main.add_command(import_verb)
 main.add_command(init_verb)
 main.add_command(recipes_verb)

@@ -17,7 +17,6 @@ from dslaunch.output import note, tell
 
 if TYPE_CHECKING:
     from dslaunch.launch import How
-    from dslaunch.sweeping import Member
 
 _SETTINGS = {"max_content_width": 100}
 
@@ -37,6 +36,7 @@ _SETTINGS = {"max_content_width": 100}
 @click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on without this shell.")
 @click.option("--multirun", is_flag=True, help="A run for each combination of the values in KEY=A,B.")
+@click.option("--skip-refused", is_flag=True, help="With --multirun: launch the runs whose plans fit.")
 @click.option("--test-only", is_flag=True, help="Have SLURM say whether and when it would start the job.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a large launch.")
 @click.option("--skip-preflight", is_flag=True, help="Do not ask the hosts how they are before the launch.")
@@ -44,8 +44,8 @@ _SETTINGS = {"max_content_width": 100}
 @click.pass_obj
 def launch_verb(
     obj: Any, /, words: tuple[str, ...], config_dir: Path | None, accept: tuple[str, ...], component: str,
-    dry_run: bool, wait: bool, detach: bool, multirun: bool, test_only: bool, yes: bool, skip_preflight: bool,
-    as_json: bool,
+    dry_run: bool, wait: bool, detach: bool, multirun: bool, skip_refused: bool, test_only: bool, yes: bool,
+    skip_preflight: bool, as_json: bool,
 ) -> int:  # fmt: skip
     from dslaunch.launch import How, launch
 
@@ -61,7 +61,9 @@ def launch_verb(
         status = _launch_folder(request, folders, multirun, how)
         return _echo_json(status, {}, said) if as_json else status
     if multirun:
-        return _sweep(request, how)
+        return _sweep(request, how, skip_refused=skip_refused)
+    if skip_refused:
+        raise ConfigError("--skip-refused: belongs to --multirun, which may have runs that are refused.")
     config, the_plan, files, findings = rendered(request)
     if findings:
         from dslaunch.rules.output import format_text
@@ -114,19 +116,17 @@ def _folder_overrides(words: Sequence[str], folders: Sequence[str]) -> dict[str,
     return given
 
 
-def _sweep(request: Request, how: How) -> int:
-    from dslaunch.launch import launch
+def _sweep(request: Request, how: How, *, skip_refused: bool) -> int:
+    from dslaunch.launch.sweep import launch_sweep
     from dslaunch.review.columns import lines, width
-    from dslaunch.sweeping import launch_all, members, rows
+    from dslaunch.sweeping import launchable, members, recorded, rows
 
     sweep = members(request)
     for line in lines(rows(sweep), width()):
         click.echo(line)
-
-    def start(member: Member) -> int:
-        return launch(member.plan, member.files, member.run_root, how)
-
-    return launch_all(sweep, start, how.echo)
+    chosen = launchable(sweep, skip_refused=skip_refused)
+    planned = [each.planned for each in chosen]
+    return launch_sweep(planned, recorded(sweep), chosen[0].run_root, chosen[0].at_once, how)
 
 
 def _show_files(files: dict[str, str]) -> None:

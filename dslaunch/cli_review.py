@@ -126,23 +126,37 @@ def runs_verb(words: tuple[str, ...], as_json: bool) -> int:
 
 
 @click.command("compare", help=VERBS["compare"], context_settings=_SETTINGS)
-@click.argument("words", nargs=-1, metavar="RUN RUN ...")
+@click.argument("words", nargs=-1, metavar="RUN RUN ...|SWEEP")
 @_json
 def compare_verb(words: tuple[str, ...], as_json: bool) -> int:
     from dslaunch.review.columns import side_by_side, width
     from dslaunch.review.runs import comparison_object, comparison_rows, read_run
 
-    if len(words) < 2:
+    folders = [folder for word in words for folder in _runs_of(word)]
+    if len(folders) < 2:
         raise ConfigError(
-            f"compare takes two runs or more, found {len(words)}. Name run folders; `dslaunch runs` lists them."
+            f"compare takes two runs or more, found {len(folders)}, or a sweep. Name run folders; `dslaunch runs` "
+            "lists them."
         )
-    found = [read_run(Path(word)) for word in words]
+    found = [read_run(folder) for folder in folders]
     if as_json:
         _echo_json(comparison_object(found))
     else:
         for line in side_by_side(comparison_rows(found), width()):
             click.echo(line)
     return 0
+
+
+def _runs_of(word: str) -> list[Path]:
+    """The run folder that a word names, by its path or its name; of a sweep those of its runs."""
+    from dslaunch.run.sweeps import find_sweep, launched
+    from dslaunch.schema.launch import Run
+
+    root = Path(Run().root)
+    if sweep := find_sweep(word, root):
+        return [folder for _, folder in launched(sweep)]
+    named = root / word
+    return [named if not Path(word).exists() and named.is_dir() else Path(word)]
 
 
 def _root(words: tuple[str, ...]) -> Path:

@@ -32,6 +32,8 @@ def status_verb(words: tuple[str, ...], as_json: bool) -> int:
     from dslaunch.review.columns import lines, width
     from dslaunch.run.status import plan_words, read_status, status_lines, status_object
 
+    if sweep := _sweep("status", words):
+        return _sweep_status(sweep, as_json)
     found = read_status(_folder("status", words))
     if as_json:
         _echo_json(status_object(found))
@@ -61,6 +63,12 @@ def logs_verb(
         raise ConfigError("--rank and --first-error are both given. Give one: each names a rank's log.")
     if follow and as_json:
         raise ConfigError("--follow and --json are both given. Give one: JSON is printed once.")
+    if sweep := _sweep("logs", words):
+        if follow or as_json:
+            raise ConfigError(
+                f"--follow and --json show one run, and {sweep.name} is a sweep. Name one: {sweep.name}.1"
+            )
+        return _sweep_logs(sweep, attempt, rank, first_error, lines)
     folder = _folder("logs", words)
     log = find_log(folder, attempt, rank, first_error, follow=follow)
     if as_json:
@@ -99,9 +107,11 @@ def watch_verb(words: tuple[str, ...], once: bool, every: float, as_json: bool) 
 def stop_verb(words: tuple[str, ...], as_json: bool) -> int:
     from dslaunch.run.stop import stop
 
-    folder = _folder("stop", words, needed=True)
+    sweep = _sweep("stop", words)
+    folder = sweep or _folder("stop", words, needed=True)
     said: list[str] = []
-    stop(folder, said.append if as_json else tell)
+    for run in _launched(sweep) if sweep else [folder]:
+        stop(run, said.append if as_json else tell)
     if as_json:
         _echo_json({"schema": "dslaunch.stop/1", "run": str(folder), "said": said})
     return 0
@@ -114,10 +124,11 @@ def stop_verb(words: tuple[str, ...], as_json: bool) -> int:
 @click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on without this shell.")
 @click.option("--skip-preflight", is_flag=True, help="Start without asking the hosts how they are.")
+@click.option("--nodes", type=click.IntRange(1), help="Plan an elastic run anew for so many nodes.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
 def resume_verb(
     words: tuple[str, ...], from_scratch: bool, dry_run: bool, wait: bool, detach: bool, skip_preflight: bool,
-    as_json: bool,
+    nodes: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     from dslaunch.launch.resume import resume
     from dslaunch.review.outputs import DryRun
@@ -126,12 +137,21 @@ def resume_verb(
         raise ConfigError(
             "resume --json: belongs to --dry-run. What became of a resumed run: `dslaunch status --json`."
         )
-    folder = _folder("resume", words, needed=True)
+    sweep = _sweep("resume", words)
+    folders = _unfinished(sweep) if sweep else [_folder("resume", words, needed=True)]
     said: list[str] = []
-    status = resume(
-        folder, from_scratch=from_scratch, wait=wait, dry_run=dry_run, detach=detach,
-        skip_preflight=skip_preflight, echo=said.append if as_json else tell,
-    )  # fmt: skip
+    status = 0
+    for folder in folders:
+        try:
+            status |= resume(
+                folder, from_scratch=from_scratch, wait=wait, dry_run=dry_run, detach=detach,
+                skip_preflight=skip_preflight, echo=said.append if as_json else tell, nodes=nodes or 0,
+            )  # fmt: skip
+        except ConfigError as error:
+            if not sweep:
+                raise
+            click.echo(f"{folder.name}: {error}", err=True)  # the others of the sweep go on
+            status |= error.status
     if as_json:
         _echo_json(DryRun({}, tuple(said)))
     return status
@@ -144,17 +164,82 @@ def _folder(verb: str, words: tuple[str, ...], *, needed: bool = False) -> Path:
         needed: nothing is not taken for the newest run, since the verb changes it.
     """
     from dslaunch.run.find import find_run
+    from dslaunch.run.sweeps import find_sweep
+
+    run, root = _run_and_root(verb, words)
+    if sweep := find_sweep(run, root):
+        raise ConfigError(f"{verb} takes one run, and {sweep.name} is a sweep. Name one: {sweep.name}.1")
+    if needed and not run:
+        newest = find_run("", root)
+        raise ConfigError(f"{verb} takes a run. The newest is {newest.name}: dslaunch {verb} {newest.name}")
+    return find_run(run, root)
+
+
+def _run_and_root(verb: str, words: tuple[str, ...]) -> tuple[str, Path]:
+    """The word that names a run or a sweep, empty where there is none, and run.root."""
     from dslaunch.schema.launch import Run
 
     roots = [word.removeprefix("run.root=") for word in words if word.startswith("run.root=")]
     runs = [word for word in words if not word.startswith("run.root=")]
     if len(runs) > 1 or len(roots) > 1:
         raise ConfigError(f"{verb} takes one run, and run.root=DIR; found {listed(words)}.")
-    root = Path(roots[0] if roots else Run().root)
-    if needed and not runs:
-        newest = find_run("", root)
-        raise ConfigError(f"{verb} takes a run. The newest is {newest.name}: dslaunch {verb} {newest.name}")
-    return find_run(runs[0] if runs else "", root)
+    return (runs[0] if runs else ""), Path(roots[0] if roots else Run().root)
+
+
+def _sweep(verb: str, words: tuple[str, ...]) -> Path | None:
+    """The folder of the sweep that is meant; None where a run is."""
+    from dslaunch.run.sweeps import find_sweep
+
+    return find_sweep(*_run_and_root(verb, words))
+
+
+def _launched(sweep: Path) -> list[Path]:
+    """The run folders of a sweep."""
+    from dslaunch.run.sweeps import launched
+
+    return [folder for _, folder in launched(sweep)]
+
+
+def _unfinished(sweep: Path) -> list[Path]:
+    """The runs that a resume has something to do for; the others are told."""
+    from dslaunch.run.now import look
+
+    standing = {folder: look(folder).standing for folder in _launched(sweep)}
+    kept = ("finished", "running", "queued")
+    for folder, state in standing.items():
+        if state in kept:
+            tell(f"{folder.name}: is {state}, and left as it is")
+    return [folder for folder, state in standing.items() if state not in kept]
+
+
+def _sweep_status(sweep: Path, as_json: bool) -> int:
+    from dslaunch.review.columns import lines, width
+    from dslaunch.review.sweeps import status_of_sweep, sweep_rows
+
+    if as_json:
+        _echo_json(status_of_sweep(sweep))
+        return 0
+    for line in lines(sweep_rows(sweep), width()):
+        click.echo(line)
+    return 0
+
+
+def _sweep_logs(
+    sweep: Path, attempt: int | None, rank: int | None, first_error: bool, lines: int
+) -> int:
+    """The end of each run's log; a run that has none says so."""
+    from dslaunch.run.logs import find_log, show
+
+    for folder in _launched(sweep):
+        click.echo(f"==> {folder.name}")
+        try:
+            log = find_log(folder, attempt, rank, first_error, follow=False)
+        except ConfigError as error:
+            click.echo(str(error))
+            continue
+        sys.stdout.flush()
+        show(log, lines, sys.stdout.buffer)
+    return 0
 
 
 def _echo_json(value: object) -> None:

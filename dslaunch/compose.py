@@ -20,7 +20,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -154,6 +154,57 @@ def _with_keys(config: DictConfig, keys: Sequence[Override]) -> dict[Any, Any]:
     tree = OmegaConf.to_container(changed, resolve=True)
     assert isinstance(tree, dict)
     return tree
+
+
+def swept(text: str) -> list[str]:
+    """KEY=VALUE words, one for each value that Hydra's basic sweeper reads in `text`.
+
+    A,B and choice(A,B), range(START,STOP,STEP) and sort(...) of either; a comma in brackets or quotes separates
+    nothing. A key that is text takes choice(A,B) alone: a comma is a part of its value.
+
+    Raises:
+        ConfigError: a sweep without a list of values, such as interval(0,1).
+    """
+    key, _, value = text.partition("=")
+    chosen = value[len("choice(") : -1] if value.startswith("choice(") and value.endswith(")") else ""
+    if is_text(tuple(key.split("."))):
+        return [f"{key}={_unquoted(part.strip())}" for part in _parts(chosen)] if chosen else [text]
+    try:
+        found = OverridesParser.create().parse_override(text)
+    except HydraException:
+        return [text]  # composition says what is wrong with it
+    if not found.is_sweep_override():
+        return [text]
+    sweep = found.value()
+    if not found.is_discrete_sweep() or isinstance(sweep, Glob) or getattr(sweep, "shuffle", False):
+        raise ConfigError(
+            f"{text}: names no list of values in a fixed order. Write A,B, choice(A,B) or range(START,STOP,STEP)"
+        )
+    typed = _parts(chosen or value)
+    if isinstance(sweep, ChoiceSweep) and len(typed) == len(sweep.list):
+        return [f"{key}={part.strip()}" for part in typed]  # 1e-4 stays 1e-4, and becomes no 0.0001
+    return [f"{key}={each}" for each in found.sweep_string_iterator()]
+
+
+def _parts(text: str) -> list[str]:
+    """What commas outside of brackets and quotes separate."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 class SizedCluster(ConfigSource):  # type: ignore[misc]

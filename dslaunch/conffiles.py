@@ -137,7 +137,7 @@ def group_folders(group: str, site: Path | None) -> list[Path]:
 
 
 def line_of(file: Path, keys: list[str]) -> int | None:
-    node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    node = yaml.compose(file.read_text(encoding="utf-8"), Loader=_Loader)
     line = None
     for key in keys:
         if not isinstance(node, yaml.MappingNode):

@@ -148,10 +148,12 @@ def _files(
     request: Request, config: RunConfig, plan: Plan, prediction: Prediction
 ) -> tuple[dict[str, str], tuple[Finding, ...]]:
     from dslaunch.render import render
+    from dslaunch.render.blueprint import with_blueprint
     from dslaunch.rules.checking import check_rendered
     from dslaunch.rules.site import site
 
     with step("render"):
         files = render(plan, prediction, config, data_dirs("templates", request.site))
+        files = with_blueprint(files, configured(request), request.site, plan.accepted)
     with step("check"):
         return files, check_rendered(plan, files, selection=site(request.site).selection)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 _OPEN_FILES_EACH = 4
@@ -57,17 +58,23 @@ def over_ssh(host: str, words: Sequence[str], connect_s: float) -> tuple[str, ..
     return ("ssh", *options, "--", host, f"exec {shlex.join(words)}")
 
 
-def on_all(commands: Mapping[str, Sequence[str]], stdin: str, limit_s: float) -> dict[str, Answer]:
+def on_all(
+    commands: Mapping[str, Sequence[str]], stdin: str | Path, limit_s: float
+) -> dict[str, Answer]:
     """Run each host's command, all at once, with `stdin` as input; the answers by host, in the order given.
+
+    Args:
+        stdin: a text, or the file that each reads.
 
     As many run at a time as this process may hold files open. A command that has not ended `limit_s` seconds
     after its start is ended with its process group.
     """
     needed = len(commands) * _OPEN_FILES_EACH + _OPEN_FILES_OURS
     with tempfile.TemporaryFile() as text, _open_files(needed) as allowed:
-        text.write(stdin.encode())
-        text.flush()
-        fan = _Fan(f"/proc/self/fd/{text.fileno()}", limit_s)
+        if isinstance(stdin, str):
+            text.write(stdin.encode())
+            text.flush()
+        fan = _Fan(f"/proc/self/fd/{text.fileno()}" if isinstance(stdin, str) else str(stdin), limit_s)
         width = max(1, (allowed - _OPEN_FILES_OURS) // _OPEN_FILES_EACH)
         try:
             return fan.run(commands, width)

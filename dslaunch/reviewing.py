@@ -202,7 +202,7 @@ def _holds(path: Path, text: str) -> bool:
 def _wrong(after: Side) -> Iterator[str]:
     for finding in after.findings:
         if fails([finding], "error"):
-            yield f"{finding.rule}: {finding.message}" + (f" Fix: {finding.fix}." if finding.fix else "")
+            yield f"{finding.rule}: {finding.said}"
 
 
 def _blocks(each: Reviewed) -> Iterator[str]:

@@ -29,6 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was compared with a real program, and how often the two disagreed: a count that passed says so too."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for line in report.capstdout.splitlines():
+            if line.endswith("disagreements"):
+                terminalreporter.write_line(f"{report.nodeid}: {line}")
+
+
 @pytest.fixture
 def dslaunch(capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """The command line, run in this process."""

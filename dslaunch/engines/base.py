@@ -119,7 +119,8 @@ def refusals(
         found.append(
             f"the model has {len(layouts)} components ({listed(layouts)}); {engine.name} takes a single decoder"
         )
-    if any(layout.pp > 1 for layout in layouts.values()) and schedule not in engine.schedules:
+    takes_pp = "pp" in engine.degrees
+    if takes_pp and any(layout.pp > 1 for layout in layouts.values()) and schedule not in engine.schedules:
         found.append(
             f"training.schedule is {schedule}; {engine.name} takes {listed(sorted(engine.schedules))}"
         )

@@ -15,10 +15,11 @@ from dslaunch.launch.checks import check, check_machine
 from dslaunch.launch.choose import choose
 from dslaunch.launch.detach import check_detached, run_steps
 from dslaunch.launch.request import LaunchRequest
+from dslaunch.launch.stage import pack_step
 from dslaunch.launch.steps import RecordCode, Step, WriteFiles
 from dslaunch.launch.submit import would_start
 from dslaunch.planfile import Plan, plan_from_json
-from dslaunch.run.folder import create, planned, verify
+from dslaunch.run.folder import create, create_at, planned, verify
 
 PREPARE: dict[str, Callable[[LaunchRequest], list[Step]]] = {
     "local": local.prepare,
@@ -57,11 +58,13 @@ def launch(
     run_root: Path,
     how: How,
     source: Path | None = None,
+    run_dir: Path | None = None,
 ) -> int:
     """Put `files` into a run folder of their own under `run_root` and start the job.
 
     Args:
         source: the reviewed folder that `files` are the verified texts of.
+        run_dir: the run folder that is to be made, where a sweep names it.
 
     Returns:
         0 where the job succeeded, was submitted or runs detached; 1 where it failed.
@@ -71,7 +74,7 @@ def launch(
         LaunchError: nothing here can launch the plan, or the user said no (status 5); preflight failed (status 4).
     """
     launcher = choose(plan, os.environ)
-    folder, asked = planned(run_root, plan.name), not how.skip_preflight
+    folder, asked = run_dir or planned(run_root, plan.name), not how.skip_preflight
     request = LaunchRequest(plan, files, folder, Path.cwd(), os.environ, how.wait, preflight=asked)
     check(request, launcher)
     steps = _steps(request, launcher, source)
@@ -92,7 +95,8 @@ def launch(
     check_machine(request, launcher)
     _ask(plan, launcher, how.confirm)
     before_launch(request, launcher, how.echo, skip=how.skip_preflight)
-    request = replace(request, run_dir=create(run_root, plan.name))
+    made = create_at(run_dir) if run_dir else create(run_root, plan.name)
+    request = replace(request, run_dir=made)
     how.echo(f"run folder: {request.run_dir}")
     steps = _steps(request, launcher, source)
     status = run_steps(steps, request.run_dir, launcher, how.echo, detach=how.detach)
@@ -136,13 +140,19 @@ def folder_plan(folder: Path, launcher: str) -> tuple[Plan, dict[str, str]]:
 
 
 def _steps(request: LaunchRequest, launcher: str, source: Path | None) -> list[Step]:
+    return code_steps(request, source) + (PREPARE[launcher](request) if launcher else [])
+
+
+def code_steps(request: LaunchRequest, source: Path | None) -> list[Step]:
+    """What every launch begins with: its files in the run folder, and which code it runs."""
     script = request.plan.program.script
     code = request.absolute(script).parent if script else request.work_dir
-    written: list[Step] = [
+    packed = pack_step(request)
+    return [
         WriteFiles(request.run_dir, request.files, request.work_dir, source),
         RecordCode(request.run_dir, code),
+        *([packed] if packed else []),
     ]
-    return written + (PREPARE[launcher](request) if launcher else [])
 
 
 def _ask(plan: Plan, launcher: str, confirm: Callable[[str], bool] | None) -> None:

@@ -87,7 +87,7 @@ def target_of(request: LaunchRequest, launcher: str) -> Target:
         # As the job has it, which knows more than the plan: its number makes the port.
         python = request.environ.get("DSLAUNCH_PYTHON", python)
         port = request.environ.get("MASTER_PORT", port)
-    script = plan.program.script
+    script, per_part = plan.program.script, plan.cluster.gpus_per_node
     folder = plan.files.checkpoint_dir
     return Target(
         plan=plan,
@@ -95,10 +95,10 @@ def target_of(request: LaunchRequest, launcher: str) -> Target:
         way=way,
         hosts=_hosts(request, way),
         python=python,
-        script=str(request.absolute(script)) if script else "",
+        script=str(request.absolute(script)) if script and not plan.launcher.stage_to else "",
         checkpoint_dir=str(request.absolute(folder) if folder else request.run_dir / "checkpoints"),
         port=int(port),
-        host_memory_gib=_host_memory(request.files),
+        host_memory_gib=_host_memory(request.files) * max(plan.cluster.slots, default=per_part) / per_part,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from dslaunch.errors import ConfigError, LaunchError
 from dslaunch.launch.hosts import fitting
 from dslaunch.launch.request import LaunchRequest
+from dslaunch.launch.stage import check_stage
 from dslaunch.planfile import Plan
 from dslaunch.render import launch_blocker
 
@@ -49,13 +50,20 @@ def check(request: LaunchRequest, launcher: str) -> None:
     if launcher != "kubernetes":  # there the program stands in the image
         _check_program(request)
     check_hostfile(request.plan, request.work_dir)
+    check_stage(request, launcher)
     nodes = request.plan.cluster.nodes
+    if request.plan.cluster.slots and launcher not in ("ssh", ""):
+        raise ConfigError(
+            f"launcher.name={launcher}: hosts with unequal numbers of GPUs (cluster.mixed) are launched over ssh. "
+            "Use launcher=ssh, or as many GPUs on each host: cluster=NODESxGPUSxTYPE"
+        )
     if launcher == "local" and nodes > 1:
         raise ConfigError(
             f"launcher.name=local: the plan has {nodes} nodes, this machine is one. Use launcher=slurm or "
             "launcher=ssh, or plan for this machine with cluster=local"
         )
     if launcher:
+        _check_elastic(request, launcher)
         _check_runner(request, launcher)
         _check_chosen_gpus(request, launcher)
     if launcher in ("local", "torchrun"):
@@ -191,6 +199,15 @@ def _check_sbatch(request: LaunchRequest) -> None:
             "launcher.name=slurm: nothing was launched: sbatch is not on this machine's PATH. Render with "
             "`dslaunch render -o DIR`, and type `dslaunch launch DIR` on a login node of the cluster",
             status=5,
+        )
+
+
+def _check_elastic(request: LaunchRequest, launcher: str) -> None:
+    if request.plan.supervision.elastic_min_nodes and _way(request, launcher) not in ("ssh/ssh", "slurm"):
+        over_pdsh = " with launcher.transport=pdsh" if launcher == "ssh" else ""
+        raise ConfigError(
+            f"restart.elastic: true, and launcher={launcher}{over_pdsh} does not start a run on other hosts. Take "
+            "launcher=ssh or launcher=slurm, which do, or leave restart.elastic out"
         )
 
 

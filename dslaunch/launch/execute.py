@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from dslaunch.errors import LaunchError
 from dslaunch.launch.kubernetes import create
-from dslaunch.launch.steps import Create, Execute, Follow, RecordCode, Step, Submit, WriteFiles
+from dslaunch.launch.stage import pack, stage, unstage
+from dslaunch.launch.steps import (
+    Create,
+    Execute,
+    Follow,
+    Pack,
+    RecordCode,
+    Stage,
+    Step,
+    Submit,
+    WriteFiles,
+)
 from dslaunch.launch.submit import follow_jobs, submit
 from dslaunch.launch.supervised import run_attempts
 from dslaunch.planfile import plan_from_json
 from dslaunch.run.code import record_code
 from dslaunch.run.folder import write_files
-from dslaunch.run.state import State, append_event, write_state
+from dslaunch.run.state import State, append_event, update_state, write_state
 
 
 def execute(steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[[str], None]) -> int:
@@ -23,6 +36,13 @@ def execute(steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[
         ConfigError: SLURM refused the job, and the run folder is gone; or a file cannot be written.
         LaunchError: a command could not be started, or no SLURM controller answers (status 5; no run folder left).
     """
+    with ExitStack() as afterwards:
+        return _execute_all(steps, run_dir, launcher, echo, afterwards)
+
+
+def _execute_all(
+    steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[[str], None], afterwards: ExitStack
+) -> int:
     status = 0
     for step in steps:
         match step:
@@ -32,6 +52,11 @@ def execute(steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[
                 append_event(run_dir, "prepared", launcher=launcher, files=sorted(step.files))
             case RecordCode():
                 record_code(step.folder, step.source)
+            case Pack():
+                pack(step, echo)
+            case Stage():
+                _stage(step, run_dir, echo)
+                afterwards.callback(unstage, step, echo)
             case Execute():
                 status = _execute(step, run_dir, echo)
             case Submit():
@@ -39,8 +64,17 @@ def execute(steps: Sequence[Step], run_dir: Path, launcher: str, echo: Callable[
             case Create():
                 create(step, run_dir, echo)
             case Follow():
-                status = follow_jobs(run_dir, echo)
+                status = follow_jobs(run_dir, echo) or 0
     return status
+
+
+def _stage(step: Stage, run_dir: Path, echo: Callable[[str], None]) -> None:
+    try:
+        stage(step, echo)
+    except LaunchError as error:
+        update_state(run_dir, status="failed")
+        append_event(run_dir, "failed", why=str(error))
+        raise
 
 
 def free_port() -> int:

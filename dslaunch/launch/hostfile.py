@@ -66,5 +66,29 @@ def check_hosts(hosts: dict[str, int], nodes: int, gpus_per_node: int, where: st
         if slots < gpus_per_node:
             raise ConfigError(
                 f"{where}: {host} has slots={slots}, but the plan uses {gpus_per_node} GPUs on each node. "
-                f"Write slots={gpus_per_node}, or plan for fewer: cluster={nodes}x{slots}xTYPE"
+                f"{_fix(host, hosts, gpus_per_node)}"
             )
+
+
+def _fix(host: str, hosts: dict[str, int], gpus_per_node: int) -> str:
+    """What to do about a host with too few slots."""
+    fewer = f"for fewer: cluster={len(hosts)}x{hosts[host]}xTYPE"
+    counts = sorted(hosts.values(), reverse=True)
+    if counts[0] < gpus_per_node or counts[0] == counts[-1]:
+        return f"Write slots={gpus_per_node}, or plan {fewer}"
+    kinds = ", ".join(f"{{nodes: {counts.count(slots)}, gpus: {slots}}}" for slots in dict.fromkeys(counts))
+    return f"Plan for the hosts as they are, cluster=TYPE cluster.mixed=[{kinds}], or {fewer}"
+
+
+def check_unequal(hosts: dict[str, int], slots: tuple[int, ...], where: str) -> None:
+    """Hosts, the largest first, against a plan for unequal ones.
+
+    Raises:
+        ConfigError: another number of hosts, or one with fewer slots than the plan uses there.
+    """
+    found = tuple(hosts.values())
+    if len(found) != len(slots) or any(has < used for has, used in zip(found, slots, strict=True)):
+        raise ConfigError(
+            f"{where}: its hosts have {', '.join(map(str, found))} slots, but the plan (cluster.mixed) is for "
+            f"{', '.join(map(str, slots))}: {sum(found)} and {sum(slots)} GPUs. Name such hosts, or plan for these"
+        )

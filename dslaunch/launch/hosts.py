@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
-from dslaunch.launch.hostfile import check_hosts, parse_hostfile
+from dslaunch.hosts import leaf_of
+from dslaunch.launch.hostfile import check_hosts, check_unequal, parse_hostfile
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.planfile import Plan
 
@@ -27,11 +28,25 @@ def hosts_of(request: LaunchRequest) -> tuple[str, ...]:
 
 def host_words(request: LaunchRequest) -> str:
     """DSLAUNCH_HOSTS, as dslaunch.launch.remote_job reads it; GPUs are named where not the first ones are used."""
-    hosts = slots_of(request)
-    first = tuple(range(request.plan.cluster.gpus_per_node))
-    return " ".join(
-        f"{host}={'' if slots[: len(first)] == first else ','.join(map(str, slots[: len(first)]))}"
-        for host, slots in hosts.items()
+    return " ".join(_words(slots_of(request), request.plan))
+
+
+def every_host_word(request: LaunchRequest) -> tuple[str, ...]:
+    """The same words of all hosts that are named and have the GPUs, however many the plan is for.
+
+    Raises:
+        ConfigError: no host is named, or they cannot be read.
+    """
+    text, where = _text(request)
+    slots, per_node = _chosen(request.plan, text, where), request.plan.cluster.gpus_per_node
+    return _words({host: each for host, each in slots.items() if len(each) >= per_node}, request.plan)
+
+
+def _words(hosts: Slots, plan: Plan) -> tuple[str, ...]:
+    counts = plan.cluster.slots or (plan.cluster.gpus_per_node,) * len(hosts)
+    return tuple(
+        f"{host}={'' if slots[:count] == tuple(range(count)) else ','.join(map(str, slots[:count]))}"
+        for (host, slots), count in zip(hosts.items(), counts, strict=True)
     )
 
 
@@ -48,16 +63,30 @@ def slots_of(request: LaunchRequest) -> Slots:
 def fitting(plan: Plan, text: str, where: str) -> Slots:
     """The hosts of a hostfile that the launcher takes; raises ConfigError where they do not fit the plan."""
     launcher, cluster = plan.launcher, plan.cluster
-    hosts = parse_hostfile(text, where, cluster.gpu)
-    slots = filtered(
-        {host: tuple(range(count)) for host, count in hosts.items()}, launcher.include, launcher.exclude
-    )
+    slots = _chosen(plan, text, where)
     chosen = f"{where} with launcher.{'include' if launcher.include else 'exclude'}"
     where = chosen if launcher.include or launcher.exclude else where
-    check_hosts(
-        {host: len(each) for host, each in slots.items()}, cluster.nodes, cluster.gpus_per_node, where
-    )
+    counts = {host: len(each) for host, each in slots.items()}
+    if cluster.slots:
+        check_unequal(counts, cluster.slots, where)
+    else:
+        check_hosts(counts, cluster.nodes, cluster.gpus_per_node, where)
     return slots
+
+
+def _chosen(plan: Plan, text: str, where: str) -> Slots:
+    """The hosts of a hostfile that include and exclude leave, in rank order.
+
+    Those of one leaf switch come after one another; where the plan's hosts are unequal, the largest come first.
+    """
+    hosts = parse_hostfile(text, where, plan.cluster.gpu)
+    slots = {host: tuple(range(count)) for host, count in hosts.items()}
+    kept, leaves = filtered(slots, plan.launcher.include, plan.launcher.exclude), leaf_of(plan.cluster.switches)
+    last = len(plan.cluster.switches)
+    order = sorted(kept, key=lambda name: leaves.get(name.split("@")[-1], last))
+    if plan.cluster.slots:
+        order.sort(key=lambda name: -len(kept[name]))
+    return {host: kept[host] for host in order}
 
 
 def filtered(hosts: Mapping[str, Sequence[int]], include: str, exclude: str) -> Slots:

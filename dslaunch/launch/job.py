@@ -15,22 +15,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dslaunch.errors import LaunchError
+from dslaunch.errors import ConfigError, DslaunchError, LaunchError, PlanError
+from dslaunch.launch.elastic import adopt, launched_nodes, planned_for
+from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute
 from dslaunch.launch.supervised import Attempt, record, run_attempt
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
 from dslaunch.run.causes import Ending, Evidence
-from dslaunch.run.folder import write_file
+from dslaunch.run.folder import verify, write_file
+from dslaunch.run.generations import complete
 from dslaunch.run.notify import Notifier, notifier
 from dslaunch.run.policy import Decision, Past, decide, policies
-from dslaunch.run.slurm_jobs import ask, end_steps
+from dslaunch.run.slurm_jobs import ask, end_steps, own_job
 from dslaunch.run.state import append_event, read_events
 from dslaunch.run.supervise import pause
 
 VERDICT = "job.verdict"
 LOG = "srun.log"
 """What the step says, by attempt; the job's own output has it too."""
+ORDER = "job.hosts"
+_ARBITRARY = "--distribution=arbitrary"
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 """src/srun/libsrun/launch.c 22.05; the ranks of other nodes only say that they lost their peers."""
 _PORTS, _FIRST_PORT, _STRIDE = 12000, 20000, 101
@@ -54,9 +59,13 @@ class Nodes:
 
     def without(self, ending: Ending, per_node: int) -> Nodes:
         """The same without the node where `ending` began, where a spare one waits and that one is known."""
-        name = self._node(ending, per_node)
-        after = replace(self, bad=(*self.bad, name)) if name else self
+        after = self.lacking(ending, per_node)
         return after if len(after.chosen) == self.wanted else self
+
+    def lacking(self, ending: Ending, per_node: int) -> Nodes:
+        """The same without the node where `ending` began, where that is known: fewer, if no spare one waits."""
+        name = self._node(ending, per_node)
+        return replace(self, bad=(*self.bad, name)) if name else self
 
     def _node(self, ending: Ending, per_node: int) -> str:
         if ending.rank is not None:
@@ -66,14 +75,16 @@ class Nodes:
 
 def supervise_job(argv: Sequence[str], job: str, run_dir: Path) -> int:
     """Run srun until it succeeds or is given up; returns the exit status of the rank that failed first."""
+    complete(run_dir)
     where = run_dir / "plan.json"
     plan = plan_from_json(where.read_text(encoding="utf-8"), str(where))
     outside = notifier(run_dir, plan, _say)
     nodes = Nodes(tuple(os.environ["DSLAUNCH_NODES"].split()), plan.cluster.nodes)
+    plan, nodes = _fitted(run_dir, plan, nodes, f"job {job} has {len(nodes.all)} nodes")
     past = _earlier(run_dir)
     while True:
         number = attempt_of(run_dir)
-        chosen = {"DSLAUNCH_ATTEMPT": str(number), **_rendezvous(plan, nodes, int(job), number)}
+        chosen = {"DSLAUNCH_ATTEMPT": str(number), **_rendezvous(plan, nodes, number)}
         step = _step(argv, run_dir, number, nodes)
         attempt = run_attempt(step, plan, run_dir, number, chosen, outside, lambda _: None)
         if attempt.ending is None:
@@ -87,7 +98,8 @@ def supervise_job(argv: Sequence[str], job: str, run_dir: Path) -> int:
             return _give_up(run_dir, ending, decision, attempt, outside)
         nodes = replace(nodes, overlapping=nodes.overlapping or not end_steps(job))
         elsewhere = decision.action == "retry_elsewhere"
-        after = nodes.without(ending, plan.cluster.gpus_per_node) if elsewhere else nodes
+        leave = nodes.lacking if _shrinks(plan, ending) else nodes.without
+        after = leave(ending, plan.cluster.gpus_per_node) if elsewhere else nodes
         left_out = f", without {after.bad[-1]}" if after is not nodes else ""
         _say(
             f"attempt {number} ended: {ending.why}. {decision.why}; again in {decision.wait_s:.0f} s{left_out}"
@@ -97,7 +109,41 @@ def supervise_job(argv: Sequence[str], job: str, run_dir: Path) -> int:
         nodes = after
         if pause(decision.wait_s):
             return _verdict(run_dir, "failed", attempt, outside)
+        try:
+            plan, nodes = _fitted(run_dir, plan, nodes, f"{ending.cause}: {', '.join(nodes.bad)} left out")
+        except (PlanError, ConfigError) as error:
+            append_event(run_dir, "not_replanned", why=str(error))
+            _say(f"it cannot be planned anew: {error}")
+            return _give_up(run_dir, ending, decision, attempt, outside)
         begin_attempt(run_dir, ending.cause)
+
+
+def _shrinks(plan: Plan, ending: Ending) -> bool:
+    """Whether an elastic run goes on without the node, also where no spare one waits."""
+    lost = ending.cause == "host_lost" or policies()[ending.cause].unfit
+    return lost and plan.supervision.elastic_min_nodes > 0
+
+
+def _fitted(run_dir: Path, plan: Plan, nodes: Nodes, why: str) -> tuple[Plan, Nodes]:
+    """The plan, and the nodes that it takes: an elastic run is planned anew for those that are left.
+
+    A job that starts again may have as many as the first again.
+
+    Raises:
+        NoPlanError: nothing can be planned for them.
+    """
+    if not plan.supervision.elastic_min_nodes:
+        return plan, nodes
+    left = sum(name not in nodes.bad for name in nodes.all)
+    most = min(left, launched_nodes(run_dir))
+    if most == plan.cluster.nodes:
+        return plan, nodes
+    work_dir = Path(os.environ["DSLAUNCH_WORK_DIR"])
+    request = LaunchRequest(plan, verify(run_dir), run_dir, work_dir, os.environ, wait=False)
+    start = planned_for(request, most, why)
+    if said := adopt(run_dir, plan, start):
+        _say(said)
+    return start.plan, replace(nodes, wanted=start.plan.cluster.nodes)
 
 
 def _earlier(run_dir: Path) -> list[Past]:
@@ -108,8 +154,8 @@ def _earlier(run_dir: Path) -> list[Past]:
     return [Past(each["cause"], each["furthest_step"]) for each in details]
 
 
-def _rendezvous(plan: Plan, nodes: Nodes, job: int, number: int) -> dict[str, str]:
-    fixed = plan.launcher.master_port
+def _rendezvous(plan: Plan, nodes: Nodes, number: int) -> dict[str, str]:
+    fixed, job = plan.launcher.master_port, int(os.environ["SLURM_JOB_ID"])
     port = fixed or _FIRST_PORT + (job + _STRIDE * (number - 1)) % _PORTS
     given = os.environ.get("DSLAUNCH_MASTER_PORT", "")
     return {
@@ -121,12 +167,28 @@ def _rendezvous(plan: Plan, nodes: Nodes, job: int, number: int) -> dict[str, st
 
 def _step(argv: Sequence[str], run_dir: Path, number: int, nodes: Nodes) -> Execute:
     """srun on the chosen nodes; `argv` begins with `srun`, and may name the first nodes that were chosen."""
-    options = [word for word in argv[1:] if not word.startswith("--nodelist=")]
-    ours = [f"--nodelist={','.join(nodes.chosen)}", *(["--overlap"] if nodes.overlapping else [])]
+    options = [word for word in argv[1:] if not word.startswith(("--nodelist=", "--nodes=", "--ntasks="))]
+    # Without --ntasks srun takes SLURM_NTASKS, which counts the nodes that the job began with.
+    shape = [f"--nodes={len(nodes.chosen)}", f"--ntasks={len(nodes.chosen) * _per_node(options)}"]
+    if _ARBITRARY in options:
+        _write_order(options, run_dir, nodes)
+    else:
+        shape = [f"--nodelist={','.join(nodes.chosen)}", *shape]
+    ours = [*shape, *(["--overlap"] if nodes.overlapping else [])]
     words = (argv[0], *ours, *options)
     logs = logs_of(run_dir, number)
     logs.mkdir(parents=True, exist_ok=True)
     return Execute(words, Path.cwd(), {}, logs / LOG)
+
+
+def _write_order(options: Sequence[str], run_dir: Path, nodes: Nodes) -> None:
+    """RUN/job.hosts, which job.sbatch names in SLURM_HOSTFILE: the node of each task, a line each."""
+    write_file(run_dir / ORDER, "".join(f"{name}\n" * _per_node(options) for name in nodes.chosen))
+
+
+def _per_node(options: Sequence[str]) -> int:
+    """Tasks of a node."""
+    return next(int(word.partition("=")[2]) for word in options if word.startswith("--ntasks-per-node="))
 
 
 def _by_slurm(attempt: Attempt, ending: Ending, job: str) -> Ending:
@@ -179,7 +241,11 @@ def _say(message: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status of the rank that failed first, 0 where the run succeeded."""
-    return supervise_job(argv, os.environ["SLURM_JOB_ID"], Path(os.environ["DSLAUNCH_RUN_DIR"]))
+    try:
+        return supervise_job(argv, own_job(os.environ), Path(os.environ["DSLAUNCH_RUN_DIR"]))
+    except DslaunchError as error:
+        _say(str(error))
+        return error.status
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ they all go through stdin, quoted for bash.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
 import signal
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dslaunch.run.agent import MAGIC
 _CONNECT_LIMIT_S = 20
 _HELLO_LIMIT_S = 60.0
 _KEPT_LINES = 5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BOOT = r"""
 import json, os, sys, types
 if sys.version_info < (3, 9):
@@ -149,10 +151,11 @@ async def connect(host: str, preamble: bytes, silence_s: float) -> Link:
     }
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *("ssh", "-T", "-x", "-a", *words, "--", host, "exec bash -s"),
-        stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=_ignore_stop_signals,
-    )  # fmt: skip
+    with _stop_signals_blocked():
+        process = await asyncio.create_subprocess_exec(
+            *("ssh", "-T", "-x", "-a", *words, "--", host, "exec bash -s"),
+            stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
+        )  # fmt: skip
     link = Link(host, process)
     assert process.stdin is not None
     process.stdin.write(preamble)
@@ -186,7 +189,15 @@ def _sources() -> list[tuple[str, str]]:
     return [("dslaunch", ""), ("dslaunch.run", ""), *modules]
 
 
-def _ignore_stop_signals() -> None:
-    """ssh keeps ignoring what it was started to ignore, so that a stop reaches the ranks before it ends."""
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sign, signal.SIG_IGN)
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """ssh is started with these signals blocked and leaves them so: a stop reaches the ranks before it ends.
+
+    The process is made before anything else runs, so connections that are made at the same time do not mix. A
+    function between fork and exec (preexec_fn) would do, but has the whole address space copied for each host.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)

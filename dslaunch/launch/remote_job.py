@@ -45,7 +45,8 @@ class RemoteJob:
         hosts = {
             host: devices for word in environ["DSLAUNCH_HOSTS"].split() for host, devices in [word.split("=")]
         }
-        lines = "".join(f"{host} slots={plan.cluster.gpus_per_node}\n" for host in hosts)
+        slots = plan.cluster.slots or (plan.cluster.gpus_per_node,) * len(hosts)
+        lines = "".join(f"{host} slots={count}\n" for host, count in zip(hosts, slots, strict=True))
         runner, variables = environ["DSLAUNCH_RUNNER"], {name: environ[name] for name in names}
         return cls(plan, {**files, HOSTS: lines}, run_dir, hosts, runner, variables)
 
@@ -93,19 +94,19 @@ class RemoteJob:
         if self.runner != "direct":
             own = {"RUNNER": self.runner, "NODE_RANK": str(node), "MASTER_ADDR": address, "MASTER_PORT": port}
             own["HOSTFILE"] = str(self.run_dir / HOSTS)
+            own |= {"SLOTS": str(self.plan.cluster.slots[node])} if self.plan.cluster.slots else {}
             env = {**shared, **{f"DSLAUNCH_{name}": value for name, value in own.items()}}
             return [{"tag": host, "argv": ["bash", "launch.sh"], "env": env}]
-        per_node = self.plan.cluster.gpus_per_node
-        ranks = range(node * per_node, (node + 1) * per_node)
+        slots = self.plan.cluster.slots or (self.plan.cluster.gpus_per_node,) * len(self.hosts)
+        first = sum(slots[:node])
+        places = [self._place(first + local, local, node, slots[node]) for local in range(slots[node])]
         return [
-            {"tag": str(rank), "argv": ["bash", "rank.sh"], "env": {**shared, **self._place(rank, node)}}
-            for rank in ranks
+            {"tag": place["RANK"], "argv": ["bash", "rank.sh"], "env": {**shared, **place}} for place in places
         ]
 
-    def _place(self, rank: int, node: int) -> dict[str, str]:
-        per_node = self.plan.cluster.gpus_per_node
+    def _place(self, rank: int, local: int, node: int, on_node: int) -> dict[str, str]:
         numbers = {
-            "RANK": rank, "LOCAL_RANK": rank % per_node, "NODE_RANK": node, "GROUP_RANK": node,
-            "WORLD_SIZE": self.plan.world_size, "LOCAL_WORLD_SIZE": per_node, "LOCAL_SIZE": per_node,
+            "RANK": rank, "LOCAL_RANK": local, "NODE_RANK": node, "GROUP_RANK": node,
+            "WORLD_SIZE": self.plan.world_size, "LOCAL_WORLD_SIZE": on_node, "LOCAL_SIZE": on_node,
         }  # fmt: skip
         return {name: str(number) for name, number in numbers.items()}

@@ -11,12 +11,15 @@ from dslaunch.launch import PREPARE
 from dslaunch.launch.before import before_launch
 from dslaunch.launch.checks import check, check_machine
 from dslaunch.launch.detach import check_detached, run_steps
+from dslaunch.launch.elastic import adopt, executed, resumed
+from dslaunch.launch.replan import layout_words
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Submit
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, begin_attempt
 from dslaunch.run.checkpoints import checkpoint_dir, newest_checkpoint
 from dslaunch.run.folder import verify
+from dslaunch.run.generations import complete
 from dslaunch.run.now import ENDED, OUTCOME, Now, look
 from dslaunch.run.state import append_event, update_state
 
@@ -24,13 +27,15 @@ Echo = Callable[[str], None]
 
 
 def resume(
-    folder: Path, *, from_scratch: bool, wait: bool, dry_run: bool, detach: bool, skip_preflight: bool, echo: Echo
-) -> int:
+    folder: Path, *, from_scratch: bool, wait: bool, dry_run: bool, detach: bool, skip_preflight: bool, echo: Echo,
+    nodes: int = 0,
+) -> int:  # fmt: skip
     """Start the run in `folder` again, from its newest checkpoint.
 
     Args:
         from_scratch: start at step 0 where there is no checkpoint.
         skip_preflight: start without asking the hosts how they are.
+        nodes: plan an elastic run anew for at most so many nodes; 0: for as many as it was launched on.
 
     Returns:
         0 where the job succeeded, was submitted or runs detached; 1 where it failed.
@@ -38,9 +43,11 @@ def resume(
     Raises:
         ConfigError: it runs, or has finished, or has no checkpoint, or its files have changed.
         LaunchError: as a launch.
+        PlanError: an elastic run cannot be planned for what is left.
     """
     now = look(folder)
     _refuse(folder, now)
+    complete(folder)
     files = verify(folder)
     plan = plan_from_json(files["plan.json"], str(folder / "plan.json"))
     started_from = _start(plan, folder, now, from_scratch)
@@ -48,17 +55,25 @@ def resume(
         plan, files, folder, Path(now.state.work_dir), os.environ, wait, attempt=attempt_of(folder) + 1,
         preflight=not skip_preflight,
     )  # fmt: skip
-    launcher = now.state.launcher
+    launcher, start = now.state.launcher, None
+    if plan.supervision.elastic_min_nodes:
+        start, request = resumed(request, launcher, nodes)
+    elif nodes:
+        raise ConfigError(f"--nodes {nodes}: {folder.name} is not elastic. Launch anew with restart.elastic=true")
     check(request, launcher)
-    steps = PREPARE[launcher](request)
+    steps = [executed(request, start.words)] if start and start.words else PREPARE[launcher](request)
     check_detached(detach, steps)
     if dry_run:
+        if start and start.replanned:
+            echo(f"plan anew: {layout_words(start.plan)}; before: {layout_words(plan)}; {start.why}")
         for step in steps:
             echo(step.describe())
         return 0
     check_machine(request, launcher)
     before_launch(request, launcher, echo, skip=skip_preflight)
     echo(f"{folder.name}: attempt {request.attempt}, from {started_from}")
+    if start and (said := adopt(folder, plan, start)):
+        echo(said)
     if any(isinstance(step, Submit) for step in steps):
         _reset_job(folder, started_from)
     else:

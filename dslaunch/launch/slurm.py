@@ -32,10 +32,16 @@ def prepare(request: LaunchRequest) -> list[Step]:
     """
     if request.inside_allocation:
         return [_in_allocation(request)]
+    submit = submission(request)
+    return [submit, Follow(request.run_dir)] if request.wait else [submit]
+
+
+def submission(request: LaunchRequest) -> Submit:
+    """The run as a job of its own."""
     run_dir = str(request.run_dir)
     log = f"{run_dir.replace('%', '%%')}/logs/slurm-%j.out"
     passed = [name for name in SHELL_NAMES if name in request.environ]
-    submit = Submit(
+    return Submit(
         argv=("sbatch", "--parsable", "--chdir", run_dir, "--output", log, "--export=ALL", "job.sbatch"),
         cwd=request.run_dir,
         env=_submitted(request),
@@ -43,7 +49,6 @@ def prepare(request: LaunchRequest) -> list[Step]:
         fresh=request.attempt == 1,
         continuations=request.plan.launcher.continuations,
     )
-    return [submit, Follow(request.run_dir)] if request.wait else [submit]
 
 
 def _webhook(request: LaunchRequest) -> list[str]:

@@ -42,6 +42,11 @@ class Hosts:
         words = (*self.words[:node], f"{self.spares[0]}={devices}", *self.words[node + 1 :])
         return replace(self, words=words, spares=self.spares[1:])
 
+    def host_of(self, ending: Ending) -> str:
+        """Name of the host where `ending` began; empty where that is not known."""
+        node = self._node(ending)
+        return "" if node is None else self.words[node].partition("=")[0]
+
     def changed(self, after: Hosts) -> str:
         """What changed, in words; empty where nothing did."""
         pairs = [(old, new) for old, new in zip(self.words, after.words, strict=True) if old != new]

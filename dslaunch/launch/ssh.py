@@ -9,6 +9,7 @@ from dslaunch.launch.hosts import host_words
 from dslaunch.launch.local import head_node
 from dslaunch.launch.remote_job import HOSTS
 from dslaunch.launch.request import LaunchRequest
+from dslaunch.launch.stage import stage_step, work_folder
 from dslaunch.launch.steps import Execute, Step
 
 
@@ -19,7 +20,11 @@ def prepare(request: LaunchRequest) -> list[Step]:
         ConfigError: no hostfile, or one that does not fit the plan.
     """
     pdsh = request.plan.launcher.transport == "pdsh"
-    return [_over_pdsh(request) if pdsh else _with_agents(request)]
+    started = _over_pdsh(request) if pdsh else _with_agents(request)
+    staged = stage_step(request)
+    if staged is None:
+        return [started]
+    return [staged, replace(started, env={**started.env, "DSLAUNCH_WORK_DIR": work_folder(request)})]
 
 
 def _with_agents(request: LaunchRequest) -> Execute:

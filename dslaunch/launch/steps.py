@@ -38,6 +38,35 @@ class RecordCode:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """Make the archive of the code that is staged: RUN/stage.tar and what RUN/stage.txt says of it."""
+
+    folder: Path
+    source: Path
+    work_dir: Path
+    exclude: tuple[str, ...]
+    """Patterns of what is left out."""
+
+    def describe(self) -> str:
+        left_out = " ".join(shlex.quote(each) for each in self.exclude)
+        without = f", without {left_out}" if left_out else ""
+        return f"pack {shlex.quote(str(self.source))} into {self.folder.name}/stage.tar{without}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Unpack the archive on every host before the ranks start there, and remove it after their end."""
+
+    folder: Path
+    to: str
+    hosts: tuple[str, ...]
+    script: str
+
+    def describe(self) -> str:
+        return f"unpack stage.tar in {shlex.quote(self.to)} on {len(self.hosts)} hosts; afterwards remove it there"
+
+
+@dataclass(frozen=True)
 class Execute:
     """Run a command here, supervised."""
 
@@ -90,6 +119,30 @@ class Submit:
 
 
 @dataclass(frozen=True)
+class SubmitArray:
+    """Hand runs that ask SLURM for the same to it as one array job; a task's number is its run's."""
+
+    argv: tuple[str, ...]
+    """sbatch, which reads the script from stdin."""
+    script: str
+    env: Mapping[str, str]
+    passed: tuple[str, ...]
+    """Variables of the shell that are handed over; their values are not shown."""
+    runs: Mapping[int, Path]
+    """Run folders by task."""
+    alone: Mapping[int, Submit]
+    """How each run is handed over by itself: its continuations are."""
+
+    def describe(self) -> str:
+        words = [*(f'{name}="${name}"' for name in self.passed), *assignments(self.env)]
+        lines = [f"env -i {' '.join(words)} {shlex.join(self.argv)}"]
+        lines += [f"  task {task} is {shlex.quote(str(folder))}" for task, folder in self.runs.items()]
+        behind = {step.continuations for step in self.alone.values()} - {0}
+        lines += [f"  and {number} jobs more behind each task" for number in sorted(behind)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Follow:
     """Show the submitted job's log and wait for its end; Ctrl-C leaves it running."""
 
@@ -110,7 +163,7 @@ class Create:
         return f"cd {shlex.quote(str(self.cwd))} && {shlex.join(self.argv)}"
 
 
-Step = WriteFiles | RecordCode | Execute | Submit | Follow | Create
+Step = WriteFiles | RecordCode | Pack | Stage | Execute | Submit | Follow | Create
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:

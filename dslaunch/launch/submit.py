@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError, DslaunchError, LaunchError
 from dslaunch.launch.follow import follow
-from dslaunch.launch.steps import Step, Submit
+from dslaunch.launch.steps import Step, Submit, SubmitArray
 from dslaunch.run.folder import write_file
 from dslaunch.run.now import refused
 from dslaunch.run.ranks import fault
@@ -38,7 +38,7 @@ def submit(step: Submit, run_dir: Path, echo: Callable[[str], None]) -> None:
     jobs: list[str] = []
     try:
         for number in range(1 + step.continuations):
-            jobs.append(_sbatch(step, step.behind(jobs[-1]) if number else step.argv, echo))
+            jobs.append(sbatch(step, step.behind(jobs[-1]) if number else step.argv, echo))
     except DslaunchError as error:
         if jobs:
             cancel(jobs[::-1])
@@ -70,11 +70,11 @@ def would_start(steps: Sequence[Step], files: Mapping[str, str], echo: Callable[
             "launcher=slurm"
         )
     # The script comes from stdin, since no run folder is made; neither is the folder that the job would run in.
-    _sbatch(submits[0], ("sbatch", "--test-only"), echo, script=files["job.sbatch"])
+    sbatch(submits[0], ("sbatch", "--test-only"), echo, script=files["job.sbatch"])
     return 0
 
 
-def _sbatch(step: Submit, argv: Sequence[str], echo: Callable[[str], None], script: str = "") -> str:
+def sbatch(step: Submit | SubmitArray, argv: Sequence[str], echo: Callable[[str], None], script: str = "") -> str:
     """The job's id; what sbatch says beside it is told.
 
     Args:
@@ -88,7 +88,7 @@ def _sbatch(step: Submit, argv: Sequence[str], echo: Callable[[str], None], scri
     try:
         done = subprocess.run(
             argv,
-            cwd=None if script else step.cwd,
+            cwd=None if script or isinstance(step, SubmitArray) else step.cwd,
             env=env,
             input=script,
             capture_output=True,
@@ -115,11 +115,11 @@ def _sbatch(step: Submit, argv: Sequence[str], echo: Callable[[str], None], scri
     return done.stdout.strip().split(";")[0]
 
 
-def follow_jobs(run_dir: Path, echo: Callable[[str], None]) -> int:
+def follow_jobs(run_dir: Path, echo: Callable[[str], None]) -> int | None:
     """Show the logs of the submitted jobs, one after the other, until one succeeds or the last has ended.
 
     Returns:
-        0 where the run succeeded, or where the user stops looking; 1 where it failed.
+        0 where the run succeeded, 1 where it failed; None where the user stops looking.
     """
     state = read_state(run_dir)
     job, behind = state.slurm_job, list(state.continuations)
@@ -130,7 +130,7 @@ def follow_jobs(run_dir: Path, echo: Callable[[str], None]) -> int:
             end = _shown(job, run_dir, echo)
     except KeyboardInterrupt:
         echo(f"job {job} goes on. To end it: dslaunch stop {run_dir.name}")
-        return 0
+        return None
     return _recorded(job, end, run_dir, echo)
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dslaunch.errors import listed
+from dslaunch.errors import ConfigError, PlanError, listed
+from dslaunch.launch.elastic import Elastic
 from dslaunch.launch.spares import Hosts
 from dslaunch.launch.steps import Execute
 from dslaunch.planfile import Plan
@@ -30,7 +31,7 @@ from dslaunch.run.ranks import fault
 from dslaunch.run.records import furthest, read_ranks
 from dslaunch.run.stacks import behind, positions
 from dslaunch.run.state import append_event, update_state
-from dslaunch.run.supervise import Ended, pause, supervise
+from dslaunch.run.supervise import Ended, noted_signals, pause, supervise
 from dslaunch.run.thresholds import Vitals
 from dslaunch.run.watchdog import Standstill, Watchdog
 
@@ -56,6 +57,7 @@ def run_attempts(
     """Run `step` until it succeeds or is given up; returns 0 or 1."""
     number = attempt_of(run_dir)
     hosts = Hosts.of(step, plan)
+    elastic = Elastic(run_dir) if plan.supervision.elastic_min_nodes else None
     outside = notifier(run_dir, plan, echo)
     past: list[Past] = []
     while True:
@@ -73,18 +75,39 @@ def run_attempts(
         record(run_dir, number, attempt, decision, outside)
         if decision.action == "stop":
             return _give_up(run_dir, attempt, attempt.ending, decision, outside)
-        after = hosts.without(attempt.ending) if decision.action == "retry_elsewhere" else hosts
+        elsewhere = decision.action == "retry_elsewhere"
+        after = hosts.without(attempt.ending) if elsewhere and not elastic else hosts
         echo(
             f"attempt {number} ended: {attempt.ending.why}. {decision.why}; "
             f"it starts again in {decision.wait_s:.0f} s{hosts.changed(after)}"
         )
         hosts = after
         if stopped_by := pause(decision.wait_s):
-            update_state(run_dir, status="stopped")
-            append_event(run_dir, "stopped", exit_status=attempt.exit_status, why=f"{stopped_by} ended it")
-            echo(f"the job stopped: {stopped_by} ended it while it waited for its restart")
-            return 1
+            return _stopped(run_dir, attempt, stopped_by, echo)
+        if elastic:
+            suspect = hosts.host_of(attempt.ending) if elsewhere else ""
+            unfit = policies()[attempt.ending.cause].unfit
+            try:
+                with noted_signals() as signals:
+                    start, step, said = elastic.turn(plan, hosts.words, suspect, number + 1, unfit=unfit)
+            except (PlanError, ConfigError) as error:
+                append_event(run_dir, "not_replanned", why=str(error))
+                given_up = Decision("stop", f"it cannot be planned anew: {error}")
+                return _give_up(run_dir, attempt, attempt.ending, given_up, outside)
+            if signals:
+                return _stopped(run_dir, attempt, signals[0].name, echo)
+            plan, hosts = start.plan, Hosts.of(step, start.plan)
+            if said:
+                echo(said)
         number = begin_attempt(run_dir, attempt.ending.cause)
+
+
+def _stopped(run_dir: Path, attempt: Attempt, stopped_by: str, echo: Callable[[str], None]) -> int:
+    """A stop signal came between two attempts."""
+    update_state(run_dir, status="stopped")
+    append_event(run_dir, "stopped", exit_status=attempt.exit_status, why=f"{stopped_by} ended it")
+    echo(f"the job stopped: {stopped_by} ended it while it waited for its restart")
+    return 1
 
 
 def _supervising(run_dir: Path, process: Process) -> None:
@@ -112,7 +135,7 @@ def run_attempt(
     again = {"DSLAUNCH_RESUME": "1", "DSLAUNCH_ATTEMPT": str(number)} if number > 1 else {}
     log = logs_of(run_dir, number) / step.log.name
     watchdog, vitals, kernel = Watchdog(run_dir / "ranks", plan.supervision), Vitals(run_dir), Kernel()
-    hang: list[Ending] = []
+    given_up: list[Ending] = []
 
     def started(process: Process) -> None:
         begun(process)
@@ -123,23 +146,25 @@ def run_attempt(
             append_event(run_dir, "breach", attempt=number, threshold=breach.threshold.name, **breach.figures())
             outside.echo(breach.describe())
             outside.tell("breach", breach.describe(), threshold=breach.threshold.name, **breach.figures())
+            if breach.threshold.name in plan.supervision.stopping_breaches:
+                given_up.append(Ending("breach", (Evidence("notify.breach", breach.describe()),)))
         outside.write()
         standstill = watchdog.look()
         if standstill:
-            hang.append(_hang(run_dir, number, standstill))
-            outside.tell("hang", hang[0].why, attempt=number)
-        return bool(standstill)
+            given_up.append(_hang(run_dir, number, standstill))
+            outside.tell("hang", given_up[-1].why, attempt=number)
+        return bool(given_up)
 
     env = {**shell, **step.env, **chosen, **again}
     ended = supervise(step.argv, step.cwd, env, log, sys.stdout.buffer, started, watch=watch)
     ranks = read_ranks(run_dir / "ranks")
     reached = furthest(ranks)
     found = fault(run_dir, step.ranks if ended.status == 0 else None)
-    if not ended.stopped_by and not hang and found is None and ended.status == 0:
+    if not ended.stopped_by and not given_up and found is None and ended.status == 0:
         return Attempt(ended, 0, None, reached, log)
     said = kernel.said({each.process.pid for each in ranks if each.process})
     facts = Facts(ended.status, ended.stopped_by, said, ranks, log.parent, found.why if found else "")
-    ending = hang[0] if hang and not ended.stopped_by else judge(facts)
+    ending = given_up[0] if given_up and not ended.stopped_by else judge(facts)
     return Attempt(ended, found.exit_status if found else ended.status, ending, reached, log)
 
 

@@ -80,6 +80,10 @@ class ClusterPlan:
     """Host names, in rank order, where the configuration names them."""
     nvlink_domain: int = 0
     """Ranks next to one another that NVLink or Infinity Fabric joins; 1: none, 0: written before it was said."""
+    slots: tuple[int, ...] = ()
+    """GPUs of each host, in rank order, where they differ; `nodes` and `gpus_per_node` count equal parts then."""
+    switches: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Hosts by leaf switch, in rank order, where the configuration names them."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,14 @@ class LauncherPlan:
     """Seconds without a sign of life after which launcher=ssh gives a host up."""
     continuations: int = 0
     """SLURM jobs queued behind the first, each to go on where the one before failed or ran out of time."""
+    placement: tuple[str, ...] = ()
+    """What SLURM is asked of the nodes' places: `OPTION: what it means here`."""
+    stage_from: str = ""
+    """Folder whose copy on every node's own disk the ranks work in; empty: none is made."""
+    stage_to: str = ""
+    """Folder on the nodes that the copy gets a folder of its own in."""
+    stage_exclude: tuple[str, ...] = ()
+    """Patterns of what is left out of it."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +222,10 @@ class FilesPlan:
     """Empty: the folder `checkpoints` in the run folder."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 saves one at the end only."""
+    checkpoint_async: bool = False
+    """Whether checkpoints are written while training goes on."""
+    checkpoint_keep: int = 0
+    """How many stay; 0: all."""
     checkpoint_load: str = ""
 
 
@@ -239,12 +255,16 @@ class SupervisionPlan:
     """By cause, what is done in place of the default of dslaunch/run/causes.yaml."""
     spares: tuple[str, ...] = ()
     """Hosts that wait to take the place of one that fails."""
+    elastic_min_nodes: int = 0
+    """Fewest nodes that the run is planned anew for where hosts are lost; 0: it is not."""
     watchdog_minutes: float = 0.0
     """Minutes without a step, after the first; 0 is no limit."""
     watchdog_start_minutes: float = 0.0
     """Minutes until the first step; 0 is no limit."""
     node_mtbf_hours: float = 0.0
     """Mean hours between failures of one node; 0: not known."""
+    stopping_breaches: tuple[str, ...] = ()
+    """Thresholds whose breach ends the run, by name, sorted."""
     webhook: str = ""
     """Environment variable with the address that is told how the run goes; empty: none."""
     prometheus_dir: str = ""

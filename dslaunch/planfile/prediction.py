@@ -19,6 +19,12 @@ class Finding:
     """file:line:column, or a key."""
     fix: str = ""
 
+    @property
+    def said(self) -> str:
+        """Message and fix as sentences of one line."""
+        parts = (self.message, f"Fix: {self.fix}" if self.fix else "")
+        return " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
+
 
 @dataclass(frozen=True)
 class Candidate:

@@ -16,7 +16,7 @@ _MEMORY_TOLERANCE = 0.08
 def gpus(host: Host, target: Target) -> Iterator[Hit]:
     if not target.gpus or not host.answered:
         return
-    seen, wanted = host.gpus, target.plan.cluster.gpus_per_node
+    seen, wanted = host.gpus, target.gpus_on(host.name)
     if seen.fault:
         yield Hit("gpu.lost", host.name, seen.fault.splitlines()[0])
         return

@@ -50,6 +50,11 @@ class Target:
         """The hosts' names, without the users that ssh logs in as."""
         return tuple(host.rpartition("@")[2] for host in self.hosts)
 
+    def gpus_on(self, name: str) -> int:
+        """GPUs that ranks use on a host."""
+        slots = self.plan.cluster.slots
+        return slots[self.names.index(name.rpartition("@")[2])] if slots else self.plan.cluster.gpus_per_node
+
     @property
     def several(self) -> bool:
         return len(self.hosts) > 1

@@ -70,6 +70,8 @@ def render(
         files[huggingface.ARGUMENTS] = to_json(huggingface.arguments(plan, _first_trained(plan)))
     if ctx.hosts:
         files["hostfile"] = _hostfile(templates, ctx)
+    if ctx.stage_to:
+        files["stage.sh"] = templates.render("stage.sh.j2", as_variables(ctx))
     if ctx.remote:
         files["ds_env"] = _ds_env(templates, ctx)
     files |= {name: templates.render(f"{name}.j2", as_variables(ctx)) for name in _SCRIPTS}

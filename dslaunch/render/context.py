@@ -46,6 +46,8 @@ class Context:
     nodes: int
     gpus_per_node: int
     """Ranks per node; on a CPU cluster too."""
+    slots: tuple[int, ...]
+    """Ranks of each host, in rank order, where they differ; nodes and gpus_per_node count equal parts then."""
     accelerator: str
     """cuda | rocm | cpu"""
     remote: bool
@@ -80,6 +82,8 @@ class Context:
     slurm: SlurmContext
     preflight: bool
     """job.sbatch asks the nodes how they are before it starts the ranks."""
+    stage_to: str
+    """Folder on the nodes that the code is copied to; empty where it is not."""
     profile: ProfileContext | None
     """The profiler around chosen ranks; none where nothing is profiled."""
 
@@ -98,6 +102,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         world_size=plan.world_size,
         nodes=cluster.nodes,
         gpus_per_node=cluster.gpus_per_node,
+        slots=cluster.slots,
         accelerator=cluster.accelerator,
         remote=remote,
         hosts=_hosts(plan),
@@ -117,6 +122,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         subnet=plan.launcher.subnet,
         slurm=slurm_context(plan, config),
         preflight=config.preflight.enabled,
+        stage_to=plan.launcher.stage_to,
         profile=profile_context(plan),
     )
 
@@ -143,7 +149,8 @@ def _hosts(plan: Plan) -> tuple[Host, ...]:
         raise ConfigError(
             f"cluster.hosts: {twice!r} stands twice; DeepSpeed refuses such a hostfile. Name each host once"
         )
-    return tuple(Host(name, cluster.gpus_per_node) for name in names)
+    slots = cluster.slots or (cluster.gpus_per_node,) * len(names)
+    return tuple(Host(name, count) for name, count in zip(names, slots, strict=True))
 
 
 def as_variables(value: Context) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from dslaunch.errors import ConfigError
+from dslaunch.errors import ConfigError, listed
+from dslaunch.hosts import expanded
 from dslaunch.planfile import Plan
 from dslaunch.render.program import RUN_DIR
 from dslaunch.schema.config import RunConfig
@@ -20,9 +21,14 @@ from dslaunch.schema.launch import Container
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]&|*()-]*")
 _SETTINGS = (
-    "partition", "account", "time", "qos", "constraint", "exclude", "reservation", "switches", "comment", "mem",
+    "partition", "account", "time", "qos", "constraint", "exclude", "reservation", "switches", "segment",
+    "comment", "mem",
 )  # fmt: skip
 _APPTAINER_GPUS = {"cuda": ["--nv"], "rocm": ["--rocm"], "cpu": []}
+_UNEQUAL = (
+    "hosts with unequal numbers of GPUs (cluster.mixed) are launched over ssh: SLURM gives each node of a job "
+    "as many"
+)
 WORK_DIR = '"$DSLAUNCH_WORK_DIR"'
 
 
@@ -48,6 +54,13 @@ class SlurmContext:
     """Times that the job may be put back into the queue."""
     spare_nodes: int
     """Nodes that wait to take the place of one that fails."""
+    ordered: str
+    """Whose leaf switches decide the order of the nodes: cluster (`leaves`) | slurm; empty: none do."""
+    leaves: str
+    """A line a leaf switch of cluster.switches, which names its hosts."""
+    tasks_per_node: int
+    blocker: str
+    """Why the job cannot start, in a sentence; empty where it can."""
 
 
 def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
@@ -60,6 +73,7 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
         )
     for line in slurm.setup:
         _one_line("launcher.slurm.setup", line)
+    _check_segment(plan, config)
     return SlurmContext(
         directives=(*_directives(plan, config), *slurm.sbatch_extra),
         srun=(*_srun(plan, config), *_pyxis(container)),
@@ -71,7 +85,49 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
         container=container.kind != "none",
         requeue=slurm.requeue,
         spare_nodes=slurm.spare_nodes,
+        ordered=_ordered(config),
+        leaves=_leaves(config),
+        blocker=_UNEQUAL if plan.cluster.slots else "",
+        tasks_per_node=1 if _by_node(plan) else plan.cluster.gpus_per_node,
     )
+
+
+def _ordered(config: RunConfig) -> str:
+    order, switches = config.launcher.slurm.rank_order, config.cluster.switches
+    if order == "slurm" or (order == "auto" and not switches) or config.cluster.node_count == 1:
+        return ""
+    return "cluster" if switches else "slurm"
+
+
+def _leaves(config: RunConfig) -> str:
+    leaves = config.cluster.switches.values()
+    return "\n".join(" ".join(host for each in patterns for host in expanded(each)) for patterns in leaves)
+
+
+def _check_segment(plan: Plan, config: RunConfig) -> None:
+    """Raises ConfigError where a segment does not fit the job, an NVLink domain, or a tensor-parallel group.
+
+    SLURM itself wants a number that divides the job's nodes and is no larger than a block (SchedMD/slurm:
+    src/plugins/topology/block/eval_nodes_block.c, 24.05).
+    """
+    segment, nodes, node = config.launcher.slurm.segment, plan.cluster.nodes, config.cluster.node
+    if not segment:
+        return
+    nodes += config.launcher.slurm.spare_nodes
+    domain = max(1, node.nvlink_domain // node.gpus)
+    spans = {name: -(-each.tp // plan.cluster.gpus_per_node) for name, each in plan.components.items()}
+    wide = next((name for name, span in spans.items() if segment % span), "")
+    sizes = [size for size in range(1, domain + 1) if nodes % size == 0]
+    legal = [size for size in sizes if not any(size % span for span in spans.values())]
+    if nodes % segment or segment > domain or wide:
+        why = (
+            f"{nodes} nodes are no multiple of it" if nodes % segment
+            else f"an NVLink domain has {domain} nodes of {node.gpus} GPUs" if segment > domain
+            else f"tp {plan.components[wide].tp} of {wide} takes {spans[wide]} nodes"
+        )  # fmt: skip
+        raise ConfigError(
+            f"launcher.slurm.segment is {segment}, but {why}. Allowed here: {listed(legal) or 'none: take it out'}"
+        )
 
 
 def _by_node(plan: Plan) -> bool:
@@ -115,10 +171,10 @@ def _directives(plan: Plan, config: RunConfig) -> list[str]:
         found.append(f"--gres=gpu:{cluster.gpus_per_node}")
     if slurm.exclusive:
         found.append("--exclusive")
-    if slurm.spare_nodes:
+    if slurm.spare_nodes or config.restart.elastic:
         found.append("--no-kill")  # the job outlives a node that fails
     values = {name: getattr(slurm, name) for name in _SETTINGS}
-    found += [f"--{name}={_directive_value(name, value)}" for name, value in values.items() if value]
+    found += [f"--{name}={_directive_value(name, str(value))}" for name, value in values.items() if value]
     if slurm.time and slurm.signal_before_s:
         found.append(f"--signal=TERM@{slurm.signal_before_s}")
     return found
@@ -148,6 +204,7 @@ def _srun(plan: Plan, config: RunConfig) -> list[str]:
     tasks = plan.cluster.nodes if _by_node(plan) else plan.world_size
     return [
         *(nodes, f"--ntasks={tasks}", per_node, cores),
+        *(["--distribution=arbitrary"] if _ordered(config) else []),
         "--kill-on-bad-exit=1",
         "--mpi=none",
         "--export=ALL",

@@ -7,6 +7,7 @@ import json
 import shlex
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,7 @@ class Templates:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader([str(folder) for folder in folders]),
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-            comment_start_string="{##",  # `{#` is in every shell script that counts an array: ${#list[@]}
-            comment_end_string="##}",
-            autoescape=False,
-        )
-        self._environment.filters["sh"] = lambda value: shlex.quote(str(value))
-        self._environment.filters["yaml"] = _yaml
-        self._environment.filters["json"] = lambda value: to_json(value).removesuffix("\n")
+        self._environment = _environment(tuple(folders))
 
     def render(self, name: str, variables: Mapping[str, Any]) -> str:
         """The text of template `name`.
@@ -65,6 +54,25 @@ class Templates:
         folders = self._folders
         own = [f for f in frames if any(Path(f.filename).is_relative_to(folder) for folder in folders)]
         return f"{own[-1].filename}:{own[-1].lineno}" if own else str(self.path(name))
+
+
+@lru_cache
+def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
+    """Kept for what it has compiled; Jinja reads a file again that has been written since."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([str(folder) for folder in folders]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        comment_start_string="{##",  # `{#` is in every shell script that counts an array: ${#list[@]}
+        comment_end_string="##}",
+        autoescape=False,
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["yaml"] = _yaml
+    environment.filters["json"] = lambda value: to_json(value).removesuffix("\n")
+    return environment
 
 
 _HINT = (

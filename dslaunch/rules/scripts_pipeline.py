@@ -62,7 +62,7 @@ def _is_partition(method: str) -> bool:
 
 @rule(
     "pipeline.empty-stage", severity="error", raised_by="torch",
-    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/module.py _partition_layers 0.19.8, run",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/module.py _partition_layers 0.19.8",
 )  # fmt: skip
 def empty_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """More pipeline stages than layers: the ranks of an empty stage have nothing to train."""

@@ -48,6 +48,13 @@ def newest_checkpoint(folder: Path) -> SavedState | None:
     return _saved(newest) if newest else None
 
 
+def saved_before(folder: Path, step: int) -> SavedState | None:
+    """The newest checkpoint in `folder` from which `step` is still to be done; None where there is none."""
+    saved = [_saved(path) for path in folder.glob("*") if path.is_dir() and _NAMED_BY_STEP.fullmatch(path.name)]
+    before = [each for each in saved if each.step is not None and each.step < step]
+    return max(before, key=lambda each: each.step or 0, default=None)
+
+
 def _named(folder: Path, tag: str) -> SavedState | None:
     path = folder / (f"iter_{int(tag):07d}" if tag.isdigit() else tag)
     return _saved(path) if tag and path.exists() else None

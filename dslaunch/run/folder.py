@@ -45,11 +45,28 @@ def create(root: Path, name: str, now: datetime | None = None) -> Path:
             (folder / "logs").mkdir()
             return folder
     except OSError as error:
-        raise ConfigError(
-            f"run.root: no run folder can be made in {root.absolute()}: {error.strerror}. "
-            "Name a folder that you may write to, such as run.root=$HOME/runs"
-        ) from error
+        raise _not_made(root, error) from error
     raise AssertionError("the names do not end")
+
+
+def create_at(folder: Path) -> Path:
+    """Make the folder of a run whose name a sweep has chosen, with logs/ in it.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+    try:
+        (folder / "logs").mkdir(parents=True)
+    except OSError as error:
+        raise _not_made(folder.parent, error) from error
+    return folder
+
+
+def _not_made(root: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run.root: no run folder can be made in {root.absolute()}: {error.strerror}. "
+        "Name a folder that you may write to, such as run.root=$HOME/runs"
+    )
 
 
 def write_file(path: Path, text: str) -> None:

@@ -28,6 +28,8 @@ class Policy:
     action: str
     next: str
     limit: int | None = None
+    unfit: bool = False
+    """The host where it began answers, and is no good all the same: an elastic run goes on without it."""
     exits: tuple[int, ...] = ()
     text: tuple[str, ...] = ()
     source: str = ""

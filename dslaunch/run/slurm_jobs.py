@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dslaunch.errors import LaunchError
@@ -37,6 +37,15 @@ class JobState:
     @property
     def succeeded(self) -> bool:
         return self.state == "COMPLETED" and self.exit_status == 0
+
+
+def own_job(environ: Mapping[str, str]) -> str:
+    """The id by which SLURM takes this job alone: ARRAY_TASK for a task of an array.
+
+    One task of an array has the array's id for its own SLURM_JOB_ID, by which SLURM means every task.
+    """
+    task = environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else environ["SLURM_JOB_ID"]
 
 
 def ask(job: str) -> JobState:
@@ -71,7 +80,7 @@ def end_steps(job: str) -> bool:
     """
     deadline = time.monotonic() + _STEP_LIMIT_S
     listing = ("squeue", "--noheader", "--steps", "--format=%i", "--jobs", job)
-    while steps := re.findall(r"^\d+\.\d+$", _answer(*listing).stdout, re.MULTILINE):
+    while steps := re.findall(r"^\d+(?:_\d+)?\.\d+$", _answer(*listing).stdout, re.MULTILINE):
         if time.monotonic() > deadline:
             return False
         _answer("scancel", "--signal=KILL", *steps)

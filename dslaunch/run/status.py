@@ -13,6 +13,7 @@ from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, logs_of
 from dslaunch.run.checkpoints import SavedState, checkpoint_dir, newest_checkpoint
+from dslaunch.run.generations import generation_of
 from dslaunch.run.now import Now, look
 from dslaunch.run.records import RankRecord, first_failed, read_ranks
 
@@ -116,6 +117,7 @@ def status_lines(status: Status) -> list[tuple[str, str]]:
     told = [
         ("state", now.standing + (f": {now.why}" if now.why else "")),
         ("attempt", str(status.attempt)),
+        ("planned anew", _generation(status)),
         ("where", _where(now)),
         ("step", step_words(status)),
         ("ranks", rank_words(status)),
@@ -125,6 +127,12 @@ def status_lines(status: Status) -> list[tuple[str, str]]:
         ("next", next_words(status)),
     ]
     return [(name, words) for name, words in told if words]
+
+
+def _generation(status: Status) -> str:
+    """Of an elastic run that lost or regained hosts."""
+    number = generation_of(status.folder)
+    return f"{number - 1} times, now for {status.plan.cluster.nodes} nodes" if number > 1 else ""
 
 
 def plan_words(plan: Plan) -> str:

@@ -62,7 +62,7 @@ def supervise(
     Raises:
         LaunchError: the command cannot be started.
     """
-    with _noted_signals() as signals, adopting(), log.open("ab", buffering=0) as log_stream:
+    with noted_signals() as signals, adopting(), log.open("ab", buffering=0) as log_stream:
         tree = Tree()
         alive, ours = os.pipe()
         child = _start([*_GUARD, str(alive), *argv], cwd, env, alive)
@@ -113,7 +113,7 @@ def _start(argv: Sequence[str], cwd: Path, env: Mapping[str, str], alive: int) -
 
 
 @contextlib.contextmanager
-def _noted_signals() -> Iterator[list[signal.Signals]]:
+def noted_signals() -> Iterator[list[signal.Signals]]:
     """The stop signals that arrive meanwhile, in order; one that is ignored stays ignored."""
     noted: list[signal.Signals] = []
 
@@ -133,7 +133,7 @@ def _noted_signals() -> Iterator[list[signal.Signals]]:
 
 def pause(seconds: float) -> str:
     """Wait; returns the name of the stop signal that cut it short, or an empty text."""
-    with _noted_signals() as signals:
+    with noted_signals() as signals:
         limit = time.monotonic() + seconds
         while not signals and time.monotonic() < limit:
             time.sleep(_POLL_MS / 1000)

@@ -6,7 +6,7 @@ import functools
 import json
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -15,9 +15,11 @@ from typing import Any
 
 import yaml
 
-from dslaunch.planfile import prediction_from_json
+from dslaunch.planfile import Prediction, plan_from_json, prediction_from_json
 
 _LOOK_EVERY_S = 5.0
+_COMPUTING = ("compute", "recompute")
+"""Terms of the time ledger."""
 _FILES = ("metrics.jsonl", "checkpoints.jsonl")
 
 
@@ -34,6 +36,7 @@ class Threshold:
     above: float | None = None
     of_plan: float | None = None
     sigma: float | None = None
+    median: bool = False
 
     def limits(self, before: deque[float], planned_step_s: float | None) -> tuple[float | None, float | None]:
         """The least and the most that the figure may be, after the values `before`; None is no limit."""
@@ -81,7 +84,9 @@ class Vitals:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._planned_step_s = _planned_step_s(run_dir)
+        prediction = _prediction(run_dir)
+        self._planned_step_s = _planned_step_s(prediction)
+        self._computed_s = _computed_s(run_dir, prediction)
         self._offsets = dict.fromkeys(_FILES, 0)
         self._values = {each.name: deque[float](maxlen=each.steps) for each in thresholds()}
         self._standing: set[str] = set()
@@ -98,6 +103,8 @@ class Vitals:
         return [breach for row in self._new_rows() for breach in self._judge(row)]
 
     def _judge(self, row: dict[str, Any]) -> list[Breach]:
+        if self._computed_s and row.get("step_time_s"):
+            row = {**row, "scaling_efficiency": self._computed_s / float(row["step_time_s"])}
         found = (self._breach(each, row) for each in thresholds() if row.get(each.figure) is not None)
         return [breach for breach in found if breach]
 
@@ -106,9 +113,9 @@ class Vitals:
         values = self._values[threshold.name]
         least, most = threshold.limits(values, self._planned_step_s)
         values.append(float(row[threshold.figure]))
-        if threshold.of_plan is not None and len(values) < threshold.steps:
+        if threshold.median and len(values) < threshold.steps:
             return None
-        value = statistics.median(values) if threshold.of_plan is not None else values[-1]
+        value = statistics.median(values) if threshold.median else values[-1]
         limit = least if least is not None and value < least else None
         limit = most if most is not None and value > most else limit
         known = threshold.name in self._standing
@@ -139,9 +146,29 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _planned_step_s(run_dir: Path) -> float | None:
-    """The upper end of the plan's band for a step, seconds; None where the plan has no band."""
+def _prediction(run_dir: Path) -> Prediction | None:
     path = run_dir / "prediction.json"
-    prediction = prediction_from_json(path.read_text(encoding="utf-8"), str(path)) if path.exists() else None
+    return prediction_from_json(path.read_text(encoding="utf-8"), str(path)) if path.exists() else None
+
+
+def _planned_step_s(prediction: Prediction | None) -> float | None:
+    """The upper end of the plan's band for a step, seconds; None where the plan has no band."""
     band = prediction.time_band if prediction else None
     return prediction.step_time_s * band.high if prediction and band else None
+
+
+def _computed_s(run_dir: Path, prediction: Prediction | None) -> float:
+    """What the busiest rank computes in a step by the plan, seconds; 0 on CPUs, of which that is not known."""
+    path = run_dir / "plan.json"
+    if prediction is None or not path.exists():
+        return 0.0
+    plan = plan_from_json(path.read_text(encoding="utf-8"), str(path))
+    if plan.cluster.accelerator == "cpu":
+        return 0.0
+    by_rank: dict[int, float] = defaultdict(float)
+    for name, stages in prediction.components.items():
+        for stage, predicted in zip(plan.components[name].stages, stages, strict=True):
+            seconds = sum(predicted.time_s.get(term, 0.0) for term in _COMPUTING)
+            for rank in stage.ranks:
+                by_rank[rank] += seconds
+    return max(by_rank.values())

@@ -110,10 +110,16 @@ def _other(config: Any) -> Any:
 
 
 def _forget() -> None:
-    """What a script leaves in the modules of DeepSpeed and accelerate."""
+    """What a script leaves in the modules of DeepSpeed, accelerate and transformers."""
     from deepspeed.runtime.tensor_parallel import init_utils
 
     init_utils._TP_MODEL_INIT_ARGS = None
+    sequences: Any = importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
+    sequences._SEQUENCE_PARALLEL_GROUP = sequences._SEQUENCE_DATA_PARALLEL_GROUP = None
+    autocast: Any = importlib.import_module("deepspeed.runtime.torch_autocast")
+    autocast._WARNED_NESTED_AUTOCAST = False
+    attention: Any = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    attention._local_mapping.clear()
     state: Any = importlib.import_module("accelerate.state")
     state.AcceleratorState._reset_state(reset_partial_state=True)
 

@@ -70,10 +70,13 @@ def layers_built(config: Any, vpp: int) -> list[int]:
     built = []
     for stage in range(pp):
         parallel_state.set_pipeline_model_parallel_rank(stage)
-        virtual = [v if vpp > 1 else None for v in range(vpp)]
         given = {"pp_rank": stage} if "pp_rank" in takes else {}
-        chunks = [{**given, **({"vp_stage": v} if "vp_stage" in takes else {})} for v in virtual]
-        built.append(sum(get_num_layers_to_build(config, **chunk) for chunk in chunks))
+        layers = 0
+        for virtual in range(vpp) if vpp > 1 else (None,):
+            parallel_state.set_virtual_pipeline_model_parallel_rank(virtual)  # core 0.12 reads it
+            chunk = {**given, **({"vp_stage": virtual} if "vp_stage" in takes else {})}
+            layers += get_num_layers_to_build(config, **chunk)
+        built.append(layers)
     return built
 
 

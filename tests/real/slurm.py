@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class SlurmCluster:
     gpus_per_node: int
     environ: dict[str, str]
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    private: tuple[Path, ...] = ()
+    """Folders that each node sees empty, and of its own."""
 
     def run(self, *argv: str, limit_s: float = 60.0, check: bool = True) -> str:
         """Standard output of a SLURM command."""
@@ -74,21 +77,29 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def slurm_cluster(
-    nodes: int = 9, gpus_per_node: int = 8, settings: Sequence[str] = ()
+    nodes: int = 9,
+    gpus_per_node: int = 8,
+    settings: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+    private: tuple[Path, ...] = (),
 ) -> Iterator[SlurmCluster]:
     """Start a cluster, and stop it by the recorded process ids; its folder is removed.
 
     Args:
         settings: further lines of slurm.conf.
+        files: texts of further files beside it, by name.
+        private: existing folders that each node sees empty, and of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="dslaunch-slurm-", dir="/tmp"))
     folder.chmod(0o755)
     names = tuple(f"n{i}" for i in range(1, nodes + 1))
     environ = {**_clean_environ(), "SLURM_CONF": str(folder / "slurm.conf")}
-    cluster = SlurmCluster(folder, names, gpus_per_node, environ)
+    cluster = SlurmCluster(folder, names, gpus_per_node, environ, private=private)
     daemons = cluster.daemons
     try:
         _write_config(cluster, settings)
+        for name, text in (files or {}).items():
+            (folder / name).write_text(text)
         _start(cluster, daemons)
         yield cluster
     finally:
@@ -204,7 +215,8 @@ def _start_munged(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]])
 def _daemon(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]], *argv: str) -> None:
     errors = cluster.folder / "log" / f"{argv[0]}-{argv[-1].strip('-')}.err"
     if argv[0] == "slurmd":  # its jobs know the nodes by name, as they would on a cluster
-        mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        own = "".join(f"mount -t tmpfs tmpfs {shlex.quote(str(path))} && " for path in cluster.private)
+        mount = f'mount --bind "$0" /etc/hosts && {own}exec "$@"'
         argv = ("unshare", "--mount", "sh", "-c", mount, str(cluster.folder / "etc_hosts"), *argv)
     with errors.open("wb") as stream:
         daemons.append(

@@ -25,8 +25,7 @@ from tests.real.hosts import two_hosts as two_hosts  # a fixture
 from tests.real.parts import need
 
 _LAUNCHERS = ("local", "torchrun", "ssh")
-_QUICK = {("rank killed", "local"), ("rank frozen", "torchrun"), ("master port taken", "local"),
-          ("wrong world size", "torchrun")}  # fmt: skip
+_QUICK = {("rank killed", "local"), ("master port taken", "local"), ("wrong world size", "torchrun")}
 """Beside every fault over ssh, where starting costs least; the rest is marked slow."""
 _SMALL_DISK = "size=2m"
 

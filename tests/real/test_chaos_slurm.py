@@ -33,9 +33,7 @@ SETTINGS = (
     "SlurmdTimeout=30", "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE",
     "PartitionName=urgent Nodes=n1,n2,n3 PriorityTier=10 State=UP",
 )  # fmt: skip
-_QUICK = {
-    "rank killed", "rank frozen", "configuration wrong", "job preempted", "slurmd killed",
-}  # fmt: skip
+_QUICK = {"rank killed", "rank frozen", "configuration wrong", "job preempted"}
 """One of each kind; the rest is marked slow."""
 
 

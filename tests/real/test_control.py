@@ -214,13 +214,35 @@ def test_a_run_of_another_host_says_where_to_type(home: Path) -> None:
 def test_a_sweep_on_this_machine_is_one_run_after_the_other(home: Path) -> None:
     words = [*LOCAL, "launcher=torchrun", "module=", "script=train.py", "training.seed=1,2", "--multirun"]
     assert "training.seed=2" in dslaunch(home, *words, "--", "2", "0", "0.1")
-    first, second = sorted((home / "runs").iterdir())
+    sweep, first, second = sorted((home / "runs").iterdir())
+    assert [first.name, second.name] == [f"{sweep.name}.1", f"{sweep.name}.2"]
     assert read_events(first)[-1]["kind"] == read_events(second)[-1]["kind"] == "finished"
     assert read_events(first)[-1]["time"] < read_events(second)[0]["time"]
+    assert "finished" in dslaunch(home, "status", sweep.name).splitlines()[2]
     assert "no override has several values" in dslaunch(home, *LOCAL, "--multirun", status=2)
     misfit = dslaunch(home, *LOCAL, "training.micro_batch=8,7", "--multirun", status=3)
     assert "Nothing of the sweep was launched" in misfit
-    assert len(list((home / "runs").iterdir())) == 2
+    assert len(list((home / "runs").iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_sweep_and_not_one_run_alone(home: Path) -> None:
+    words = [*LOCAL, "launcher=torchrun", "module=", "script=train.py", "training.seed=1,2", "--multirun"]
+    sweep = subprocess.Popen(
+        [sys.executable, "-m", "dslaunch", *words, "--", "400", "0", "0.1"],
+        cwd=home, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: any((home / "runs").glob("*.1/ranks/*.step")))
+        sweep.send_signal(signal.SIGINT)
+        output, _ = sweep.communicate(timeout=LIMIT_S)
+    finally:
+        sweep.kill()
+        sweep.wait()
+    assert (sweep.returncode, "run 1 was stopped, and 1 were not begun" in output) == (1, True), output
+    (first,) = (path.parent for path in (home / "runs").glob("*/state.json"))
+    assert read_state(first).status == "stopped"
 
 
 def _losses(run: Path) -> dict[int, float]:

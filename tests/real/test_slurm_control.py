@@ -202,17 +202,6 @@ def test_slurm_is_asked_when_it_would_start_a_job(shell: Shell, slurm: SlurmClus
     assert not slurm.queue()
 
 
-def test_a_sweep_is_a_job_for_each_plan(shell: Shell) -> None:
-    table, _, launched = shell.launch({}, "training.seed=1,2", "--multirun", steps=2).partition("run 1 of 2")
-    rows = [line.split()[:2] for line in table.splitlines()[-2:]]
-    assert rows == [["1", "training.seed=1"], ["2", "training.seed=2"]]
-    assert launched.count("submitted") == 2
-    runs = sorted((shell.home / "runs").iterdir())
-    assert sorted(json.loads((run / "plan.json").read_text())["training"]["seed"] for run in runs) == [1, 2]
-    for run in runs:
-        _until(lambda name=run.name: json.loads(shell("status", name, "--json"))["state"] == "finished")  # type: ignore[misc]
-
-
 @pytest.mark.slow
 def test_before_the_time_limit_ranks_save_and_the_job_goes_on(shell: Shell) -> None:
     """SLURM counts in minutes, and sends the signal up to a minute early."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dslaunch.schema.cluster import Cluster
+from dslaunch.schema.cluster import Cluster, in_parts
 from tests.command import RECIPE, CommandLine, make_site
 from tests.unit.test_cluster_data import cluster, composed
 
@@ -92,7 +92,16 @@ def test_two_types_of_gpu_are_refused_with_two_ways_out() -> None:
     assert "all 6 nodes as the GPU with less memory: cluster=6x8xTYPE" in message
 
 
-def test_unequal_slots_are_refused_with_two_ways_out() -> None:
-    message = fault(mixed=[{"nodes": 4, "gpus": 8}, {"nodes": 3, "gpus": 4}])
-    assert "hosts with 8 and 4 GPUs" in message
-    assert "Use 4 on each host, cluster=7x4xTYPE" in message
+def test_unequal_slots_are_counted_in_parts() -> None:
+    mixed = [{"nodes": 1, "gpus": 4}, {"nodes": 2, "gpus": 8}]
+    assert "mixed says how many GPUs there are, and gpus does too" in fault(mixed=mixed, gpus=20)
+    assert "every host has 8 GPUs. Write cluster=3x8xTYPE" in fault(
+        mixed=[{"nodes": 1, "gpus": 8}, {"nodes": 2, "gpus": 8}]
+    )
+    whole = Cluster.model_validate({**composed("A100"), "nodes": 1})
+    parts = in_parts(Cluster.model_validate({**composed("A100"), "mixed": mixed}))
+    assert (parts.unequal, parts.slots, parts.node_count, parts.world_size) == ((8, 8, 4), 4, 5, 20)
+    assert parts.node.host_memory_gib == whole.node.host_memory_gib / 2
+    assert "16 GPUs in a host, but a node has 8" in fault(
+        mixed=[{"nodes": 1, "gpus": 4}, {"nodes": 2, "gpus": 16}]
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from dslaunch.review.json_schema import JOINED, names
 from dslaunch.run.state import State, write_state
+from dslaunch.run.sweeps import Sweep, SweepRun, run_folder, write_sweep
 from tests.command import RECIPE, CommandLine, make_site, valid
 
 DS_CONFIG = '{"train_batch_size": 64, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'
@@ -38,12 +39,14 @@ ELSEWHERE = {
     "dslaunch.report/1": "test_report.py",
     "dslaunch.review/1": "tests/real/test_diff_review.py",
     "dslaunch.status/1": "test_a_run_and_its_machine_are_what_their_schemas_say",
+    "dslaunch.sweep-status/1": "the same",
     "dslaunch.logs/1": "the same",
     "dslaunch.stop/1": "the same",
     "dslaunch.frame/1": "the same",
     "dslaunch.preflight-report/1": "the same",
     "dslaunch.calibrated/1": "test_calibrate.py",
     "dslaunch.forms/1": "tests/real/test_export.py",
+    "dslaunch.triage/1": "tests/real/test_triage.py",
 }
 """Outputs with a test of their own, and where it is."""
 
@@ -69,6 +72,15 @@ def test_plan_and_prediction_are_what_their_schemas_say(dslaunch: CommandLine, t
         valid(json.loads((tmp_path / file).read_text()), name, dslaunch)
 
 
+def _sweep_of(folder: Path, run: Path) -> Path:
+    """A sweep of a run that was launched, one that was not, and one that was refused."""
+    sweep = folder / "runs" / "three"
+    runs = (SweepRun(1, ("training.seed=1",)), SweepRun(2, ("training.seed=2",)), SweepRun(3, ("a=b",), "no"))
+    write_sweep(sweep, Sweep(runs))
+    run_folder(sweep, 1).symlink_to(run)
+    return sweep
+
+
 def test_a_run_and_its_machine_are_what_their_schemas_say(
     dslaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +94,7 @@ def test_a_run_and_its_machine_are_what_their_schemas_say(
         (run / folder / file).write_text(text)
     for words, name in (
         (["status", str(run)], "dslaunch.status/1"),
+        (["status", str(_sweep_of(tmp_path, run))], "dslaunch.sweep-status/1"),
         (["logs", str(run), "--rank", "0"], "dslaunch.logs/1"),
         (["stop", str(run)], "dslaunch.stop/1"),
         (["watch", str(run)], "dslaunch.frame/1"),

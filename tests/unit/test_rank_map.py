@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from dslaunch.review.rank_map import domain_words, groups, rows
 from tests.golden.cases import planned
 
@@ -58,3 +60,17 @@ def test_without_nvlink_nothing_is_said_of_domains() -> None:
     assert dp.crosses == "2 nodes, over the network"
     assert {row.domains for row in rows(plan, plan.components["llm"])} == {""}
     assert domain_words(plan) == "NVLink joins no GPUs here."
+
+
+def test_the_map_takes_as_much_longer_as_there_are_more_nodes() -> None:
+    """All nodes alike, in one row: 16 times the nodes, and far less than 256 times the time."""
+
+    def seconds(nodes: int) -> float:
+        words = (f"cluster={nodes}x8xH100", f"training.global_batch={8 * nodes}", "training.micro_batch=1")
+        plan, _, _ = planned("recipe=llama3_8b", *words, "strategy.llm.tp=1", "strategy.llm.pp=1")
+        start = time.process_time()
+        (row,) = rows(plan, plan.components["llm"])
+        assert (row.last, row.replicas) == (nodes - 1, f"dp 0-{8 * nodes - 1}")
+        return time.process_time() - start
+
+    assert seconds(2048) < 64 * seconds(128)

@@ -28,7 +28,8 @@ def _limit(each: Threshold) -> str:
     if each.of_plan is not None:
         return f"median of {each.steps} above the upper end of the plan's error band"
     sides = {"below": each.below, "above": each.above}
-    return " or ".join(f"{side} {limit:g}" for side, limit in sides.items() if limit is not None)
+    limits = " or ".join(f"{side} {limit:g}" for side, limit in sides.items() if limit is not None)
+    return f"median of {each.steps} {limits}" if each.median else limits
 
 
 def _thresholds() -> str:

@@ -127,7 +127,7 @@ def moe_flags(*words: str) -> dict[str, list[str]]:
 
 
 def test_a_mixture_of_experts() -> None:
-    made = moe_flags()
+    made = moe_flags("strategy.llm.etp=4")
     expected = {
         "--num-experts": ["8"], "--moe-router-topk": ["2"], "--moe-ffn-hidden-size": ["14336"],
         "--expert-model-parallel-size": ["4"], "--expert-tensor-parallel-size": ["4"], "--moe-grouped-gemm": [],

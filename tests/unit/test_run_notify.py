@@ -19,7 +19,7 @@ from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute
 from dslaunch.launch.supervised import run_attempts
 from dslaunch.planfile import Plan, SupervisionPlan
-from dslaunch.run.state import State, write_state
+from dslaunch.run.state import State, read_events, read_state, write_state
 from tests.launching import make_files, make_plan
 
 WEBHOOK = "TEST_WEBHOOK_ADDRESS"
@@ -59,12 +59,12 @@ def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
-def run_in(folder: Path, **wanted: str) -> tuple[int, list[str], Path]:
+def run_in(folder: Path, **wanted: Any) -> tuple[int, list[str], Path]:
     """A run of RANKS in `folder`: its status, what it said, and its run folder."""
     run_dir = folder / "runs" / "tiny-1"
     (run_dir / "logs").mkdir(parents=True)
     write_state(run_dir, State(run_dir.name, "local", "prepared", work_dir=str(folder)))
-    supervision = SupervisionPlan(restart_max=1, restart_wait_s=0.0, **wanted)  # type: ignore[arg-type]
+    supervision = SupervisionPlan(restart_max=1, restart_wait_s=0.0, **wanted)
     plan = dataclasses.replace(make_plan(1, 1), supervision=supervision)
     step = Execute(("bash", "-c", RANKS), run_dir, {}, run_dir / "logs" / "launcher.log", ranks=1)
     said: list[str] = []
@@ -86,6 +86,16 @@ def test_a_webhook_hears_of_breaches_ends_and_restarts(
     assert "attempt 1 ended: the program failed; rank-0.log:1: ValueError: a batch" in ended["text"]
     written = [path.read_text(errors="replace") for path in run_dir.rglob("*") if path.is_file()]
     assert not any("secret" in text for text in [*written, *said])
+
+
+def test_a_breach_that_is_to_stop_the_run_does_so_and_is_not_retried(tmp_path: Path) -> None:
+    status, said, run_dir = run_in(tmp_path, stopping_breaches=("gradient_norm",))
+    assert status == 1
+    assert read_state(run_dir).status == "failed"
+    (ended,) = [event["details"] for event in read_events(run_dir) if event["kind"] == "attempt_ended"]
+    assert (ended["cause"], ended["action"]) == ("breach", "stop")
+    assert "grad_norm 30 is above 10" in ended["evidence"][0]
+    assert any("`dslaunch resume` goes on" in line for line in said)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from dslaunch.errors import ConfigError
 from dslaunch.plan.interval import best_interval_s, interval
+from dslaunch.planfile import prediction_from_json
 from dslaunch.run import thresholds
 from dslaunch.run.thresholds import Breach, Vitals
 from tests.command import CommandLine
@@ -74,6 +75,29 @@ def test_half_a_line_waits_for_its_end_and_a_cut_file_is_read_on(tmp_path: Path)
 def test_what_stood_there_before_is_history(tmp_path: Path) -> None:
     _add(tmp_path, step=1, grad_norm=50.0)
     assert Vitals(tmp_path).look() == []
+
+
+def test_figures_of_the_plan_are_held_against_the_median(dslaunch: CommandLine, tmp_path: Path) -> None:
+    assert dslaunch("render", "recipe=vla70b", "cluster=64xA100", "-o", str(tmp_path)).status == 0
+    planned = prediction_from_json((tmp_path / "prediction.json").read_text()).step_time_s
+    vitals = Vitals(tmp_path)
+    for step in range(1, 21):
+        _add(tmp_path, step=step, loss=2.0, grad_norm=1.0, step_time_s=3 * planned)
+    slow, apart = vitals.look()
+    assert (slow.threshold.name, apart.threshold.name) == ("step_time", "scaling_efficiency")
+    assert (slow.step, apart.step, apart.limit) == (20, 20, 0.7)
+    assert 0.15 < apart.value < 1 / 3
+    for step in range(21, 50):
+        _add(tmp_path, step=step, loss=2.0, grad_norm=1.0, step_time_s=planned / 2)
+    assert vitals.look() == []
+
+
+def test_of_a_cpu_it_is_not_known_what_the_computation_takes(dslaunch: CommandLine, tmp_path: Path) -> None:
+    assert dslaunch("render", "recipe=vla_tiny", "-o", str(tmp_path)).status == 0
+    vitals = Vitals(tmp_path)
+    for step in range(1, 25):
+        _add(tmp_path, step=step, loss=2.0, grad_norm=1.0, step_time_s=50.0)
+    assert _named(vitals.look()) == [("step_time", 20)]
 
 
 def test_every_threshold_has_a_source_and_causes() -> None:

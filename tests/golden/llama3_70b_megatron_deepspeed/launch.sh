@@ -18,7 +18,7 @@ fail() {
 }
 
 if [[ ${1:-} == slurm ]]; then # one task of srun on each node, by job.sbatch
-  export DSLAUNCH_NODE_RANK="$SLURM_NODEID" DSLAUNCH_MASTER_ADDR="$MASTER_ADDR" DSLAUNCH_MASTER_PORT="$MASTER_PORT"
+  export DSLAUNCH_NODE_RANK="$SLURM_PROCID" DSLAUNCH_MASTER_ADDR="$MASTER_ADDR" DSLAUNCH_MASTER_PORT="$MASTER_PORT"
 fi
 here="$(dirname -- "${BASH_SOURCE[0]}")"
 DSLAUNCH_RUN_DIR="$(cd -- "${DSLAUNCH_RUN_DIR:-$here}" >/dev/null && pwd)"
@@ -45,8 +45,8 @@ case "$runner" in
     if [[ ${1:-} == slurm ]]; then
       hostfile="$DSLAUNCH_RUN_DIR/hostfile.$SLURM_JOB_ID"
       while read -r host; do printf '%s slots=8\n' "$host"; done \
-        <<<"$DSLAUNCH_NODES" >"$hostfile.$SLURM_NODEID"
-      mv -- "$hostfile.$SLURM_NODEID" "$hostfile" # each node writes the same
+        <<<"$DSLAUNCH_NODES" >"$hostfile.$SLURM_PROCID"
+      mv -- "$hostfile.$SLURM_PROCID" "$hostfile" # each node writes the same
     fi
     [[ -s $hostfile ]] ||
       fail "hostfile '$hostfile' is missing or empty. Set cluster.hosts, launcher.hostfile=FILE or DSLAUNCH_HOSTFILE; a line is: NAME slots=8"

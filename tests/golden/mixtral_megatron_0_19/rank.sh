@@ -14,7 +14,9 @@ if [[ ${1:-} == slurm ]]; then
   # Left over from an MPI job in the submitting shell, these would be taken for this rank's place.
   # shellcheck disable=SC2086
   unset ${!OMPI_@} ${!PMI_@} ${!PMIX_@} ${!MV2_@}
-  export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$SLURM_NODEID" WORLD_SIZE="$SLURM_NTASKS"
+  export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS"
+  # Not SLURM_NODEID, which goes by SLURM's order of the nodes and not by that of the tasks.
+  export NODE_RANK="$((RANK / 8))"
 elif [[ ${1:-} == openmpi ]]; then
   export RANK="$OMPI_COMM_WORLD_RANK" LOCAL_RANK="$OMPI_COMM_WORLD_LOCAL_RANK" WORLD_SIZE="$OMPI_COMM_WORLD_SIZE"
   export NODE_RANK="$((RANK / 8))" # mpirun fills node after node

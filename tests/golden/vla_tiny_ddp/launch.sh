@@ -15,7 +15,7 @@ fail() {
 }
 
 if [[ ${1:-} == slurm ]]; then # one task of srun on each node, by job.sbatch
-  export DSLAUNCH_NODE_RANK="$SLURM_NODEID" DSLAUNCH_MASTER_ADDR="$MASTER_ADDR" DSLAUNCH_MASTER_PORT="$MASTER_PORT"
+  export DSLAUNCH_NODE_RANK="$SLURM_PROCID" DSLAUNCH_MASTER_ADDR="$MASTER_ADDR" DSLAUNCH_MASTER_PORT="$MASTER_PORT"
 fi
 here="$(dirname -- "${BASH_SOURCE[0]}")"
 DSLAUNCH_RUN_DIR="$(cd -- "${DSLAUNCH_RUN_DIR:-$here}" >/dev/null && pwd)"
