@@ -48,6 +48,33 @@ def let_ranks_differ_at_stage3() -> None:
     module.assert_ints_same_as_other_ranks = lambda _ints: None
 
 
+_LINEAR = torch.nn.functional.linear
+
+
+def take_own_linear() -> None:
+    """Give torch its linear back, which an engine of stage 3 replaces for the whole process.
+
+    With the other one (runtime/zero/linear.py, 0.19.8) an engine of stage 2 made later got wrong gradients for
+    layers that have a bias.
+    """
+    torch.nn.functional.linear = _LINEAR
+
+
+@contextmanager
+def linear_of(engine: Any) -> Iterator[None]:
+    """DeepSpeed's linear for stage 3: torch's would keep every gathered weight for the backward pass."""
+    if engine is None or engine.zero_optimization_stage() != 3:
+        yield
+        return
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    torch.nn.functional.linear = zero3_linear_wrap
+    try:
+        yield
+    finally:
+        take_own_linear()
+
+
 def before_backward(engine: Any, done: int) -> None:
     """Let ZeRO-3 add this gradient to those of the `done` micro-batches before it in this step.
 

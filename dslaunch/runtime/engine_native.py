@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Batch, Samples
-from dslaunch.runtime.deepspeed_internals import let_ranks_differ_at_stage3, scope, squared_norm, take_norm
+from dslaunch.runtime.deepspeed_internals import (
+    let_ranks_differ_at_stage3,
+    scope,
+    squared_norm,
+    take_norm,
+    take_own_linear,
+)
 from dslaunch.runtime.deepspeed_states import copies_of, held_by, settle, unwritten, whole_copy
 from dslaunch.runtime.engine_deepspeed import join_deepspeed, read_config
 from dslaunch.runtime.engines import Enter, StepResult
@@ -105,6 +111,7 @@ class NativeEngine:
                 mpu=self.mpus[name],
                 lr_scheduler=lambda optimizer: make_scheduler(optimizer, self.plan.training),
             )
+        take_own_linear()
         return engine
 
     def _shape_of(self, message: Message) -> tuple[int, int]:

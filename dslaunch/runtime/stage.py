@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dslaunch.runtime.components import Decoder, ViT
 from dslaunch.runtime.data import Batch
-from dslaunch.runtime.deepspeed_internals import before_backward
+from dslaunch.runtime.deepspeed_internals import before_backward, linear_of
 from dslaunch.runtime.exchange import Exchange
 from dslaunch.runtime.graph import arguments, joined
 from dslaunch.runtime.meshes import Mesh
@@ -80,7 +80,7 @@ class Stage:
         """
         own = read(self.step.samples(task, self.rank)) if self.reads else None
         inputs = self._inputs(task)
-        with torch.set_grad_enabled(self.part.backward):
+        with torch.set_grad_enabled(self.part.backward), linear_of(self.engine):
             output = self._run(inputs, own)
         if self.judges:
             self.losses.append(output.detach())
@@ -97,7 +97,8 @@ class Stage:
         target = held.output if self.judges else self._driven(task, held.output)
         if self.engine is not None:
             before_backward(self.engine, task.index)
-            self.engine.backward(target, scale_wrt_gas=False)
+            with linear_of(self.engine):  # recompute runs the forward pass again
+                self.engine.backward(target, scale_wrt_gas=False)
             self._count(task)
         elif target.requires_grad:
             target.backward()  # type: ignore[no-untyped-call]

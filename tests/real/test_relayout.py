@@ -47,7 +47,7 @@ PAIRS = [
     ("zero3 merged", "four stages, four shards"),
 ]
 ALONE = "interleaved, ZeRO-3"
-"""Trained in `make test-full` alone, and last."""
+"""Trained in `make test-full` alone."""
 LAYOUTS = (*(name for name in NATIVE if name != ALONE), *UNIFORM, KEPT)
 ALL = (*LAYOUTS, ALONE)
 EVERY = [(a, b) for a in ALL for b in ALL if (a, b) not in PAIRS]
