@@ -13,7 +13,6 @@ import io
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -22,8 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.processes import run_ranks
 from dslaunch import planfile
 from dslaunch.cli import run
+from dslaunch.launch.execute import free_port
 from dslaunch.planfile import Plan
 from dslaunch.runtime.engines import Engine
 
@@ -81,19 +82,8 @@ def measured(strategy: str, precision: str, steps: int) -> Cost:
         plan = _write(root, strategy, precision)
         context = multiprocessing.get_context("spawn")
         port = free_port()
-        ranks = [
-            context.Process(target=_rank, args=(folder, rank, plan.world_size, port, steps))
-            for rank in range(plan.world_size)
-        ]
-        for rank in ranks:
-            rank.start()
-        try:
-            for rank in ranks:
-                rank.join()
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert all(rank.exitcode == 0 for rank in ranks), [rank.exitcode for rank in ranks]
+        size = plan.world_size
+        run_ranks(context, _rank, [(folder, rank, size, port, steps) for rank in range(size)])
         pairs = tuple((native, plain) for native, plain in json.loads((root / "pairs.json").read_text()))
     return Cost(strategy, precision, pairs)
 
@@ -148,13 +138,6 @@ def _rank(folder: str, rank: int, size: int, port: int, steps: int) -> None:
         (Path(folder) / "pairs.json").write_text(json.dumps(slowest[WARM_UP:].tolist()))
     part(world)
     os._exit(0)
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

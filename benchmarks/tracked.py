@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.runtime import free_port
+from benchmarks.processes import run_ranks
 from dslaunch.cli import run
+from dslaunch.launch.execute import free_port
 from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_json
 from dslaunch.runtime.grid import grid_of
 
@@ -86,16 +87,7 @@ def measured(words: Sequence[str]) -> list[Tracked]:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["deepspeed", "dslaunch.runtime.engine_native"])
         port = free_port()
-        ranks = [context.Process(target=_rank, args=(folder, rank, port)) for rank in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        try:
-            for rank in ranks:
-                rank.join()
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert all(rank.exitcode == 0 for rank in ranks), [rank.exitcode for rank in ranks]
+        run_ranks(context, _rank, [(folder, rank, port) for rank in range(RANKS)])
         plan = _plan(folder)
         prediction = prediction_from_json((Path(folder) / "prediction.json").read_text(encoding="utf-8"), folder)
         return [

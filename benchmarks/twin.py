@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runtime import free_port
+from benchmarks.processes import run_ranks
 from dslaunch.cli import run
+from dslaunch.launch.execute import free_port
 from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_json
 from dslaunch.runtime.messages import PIPELINE, Message, Step, step_of
 
@@ -159,19 +160,7 @@ def measured(variant: Variant, steps: int, factor: float) -> tuple[float, int]:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["dslaunch.runtime.exchange"])
         port = free_port()
-        ranks = [
-            context.Process(target=_rank, args=(folder, variant, rank, port, steps, factor))
-            for rank in range(RANKS)
-        ]
-        for rank in ranks:
-            rank.start()
-        try:
-            for rank in ranks:
-                rank.join()
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert all(rank.exitcode == 0 for rank in ranks), [rank.exitcode for rank in ranks]
+        run_ranks(context, _rank, [(folder, variant, rank, port, steps, factor) for rank in range(RANKS)])
         rows = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]
     slowest = [max(times) for times in zip(*(row["seconds"] for row in rows), strict=True)]
     return min(slowest), sum(row["bytes"] for row in rows)

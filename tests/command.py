@@ -40,6 +40,20 @@ class CommandLine:
         return Ran(status, out, err)
 
 
+def planned(dslaunch: CommandLine, words: str) -> Any:
+    """What `--json` prints for a plan, whether or not it fits."""
+    ran = dslaunch(f"{words} --json")
+    assert ran.out, ran.err
+    return ran.json
+
+
+def refused(dslaunch: CommandLine, words: str) -> str:
+    """What is said of a plan that there is not."""
+    ran = dslaunch(words)
+    assert (ran.status, ran.out) == (3, ""), ran.out
+    return ran.err
+
+
 def valid(value: Any, name: str, dslaunch: CommandLine) -> None:
     """The JSON that a verb printed is what `dslaunch schema NAME` says."""
     schema = dslaunch("schema", name).json

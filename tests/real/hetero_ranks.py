@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dslaunch import planfile
+from dslaunch.launch.execute import free_port
 from tests.real import plans
-from tests.real.ranks import PRELOAD, free_port
+from tests.real.ranks import PRELOAD, wait_for
 
 WORLD = 8
 CASE_LIMIT_S = 240.0
@@ -219,15 +220,7 @@ def _set_of_ranks(folders: Sequence[Path], logs: Path, preload: Sequence[str]) -
     ranks = [context.Process(target=_rank, args=(names, rank, port, str(logs))) for rank in range(WORLD)]
     for rank in ranks:
         rank.start()
-    end = time.monotonic() + CASE_LIMIT_S * (len(folders) + 1)
-    while time.monotonic() < end and any(rank.is_alive() for rank in ranks):
-        if any(rank.exitcode for rank in ranks):
-            end = min(end, time.monotonic() + 30)
-        time.sleep(0.2)
-    for rank in ranks:
-        if rank.is_alive():
-            rank.kill()
-        rank.join()
+    wait_for(ranks, CASE_LIMIT_S * (len(folders) + 1))
 
 
 def _rank(folders: list[str], rank: int, port: int, logs: str) -> None:

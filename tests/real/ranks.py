@@ -9,12 +9,14 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from dslaunch.launch.execute import free_port
 
 LIMIT_S = 120.0
 STACKS_S = 3.0
@@ -97,8 +99,14 @@ def _rank(
     leave(main(["--plan", plan_json]))
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def wait_for(ranks: Sequence[BaseProcess], limit_s: float) -> None:
+    """Until all have ended, or 30 s after one has failed; who is left then, or at the limit, is killed."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and any(rank.is_alive() for rank in ranks):
+        if any(rank.exitcode for rank in ranks):
+            end = min(end, time.monotonic() + 30)
+        time.sleep(0.2)
+    for rank in ranks:
+        if rank.is_alive():
+            rank.kill()
+        rank.join()

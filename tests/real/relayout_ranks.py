@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dslaunch import planfile
+from dslaunch.launch.execute import free_port
 from tests.real import plans
 from tests.real.hetero_ranks import SAMPLES, WORLD, Case, Layout, model_of, training_of
 from tests.real.hetero_ranks import write as write_native
-from tests.real.ranks import PRELOAD, free_port
+from tests.real.ranks import PRELOAD, wait_for
 
 LIMIT_S = 120.0
 """Of one training."""
@@ -98,15 +99,7 @@ def train_all(root: Path, whole: Sequence[str], pairs: Sequence[tuple[str, str]]
     ]
     for rank in ranks:
         rank.start()
-    end = time.monotonic() + LIMIT_S * (len(whole) + len(pairs))
-    while time.monotonic() < end and any(rank.is_alive() for rank in ranks):
-        if any(rank.exitcode for rank in ranks):
-            end = min(end, time.monotonic() + 30)
-        time.sleep(0.2)
-    for rank in ranks:
-        if rank.is_alive():
-            rank.kill()
-        rank.join()
+    wait_for(ranks, LIMIT_S * (len(whole) + len(pairs)))
 
 
 def _rank(root: str, whole: list[str], pairs: list[tuple[str, str]], rank: int, port: int) -> None:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from dslaunch.launch.execute import free_port
 from tests.real.parts import need
-from tests.real.ranks import free_port
 
 need("torch")
 

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
-from tests.command import CommandLine
+from tests.command import CommandLine, planned, refused
 
 VLA = "plan recipe=vla70b cluster=64xA100"
 LLM = "plan recipe=llama3_8b cluster=8xH100"
-
-
-def planned(dslaunch: CommandLine, words: str) -> Any:
-    ran = dslaunch(f"{words} --json")
-    assert ran.out, ran.err
-    return ran.json
-
-
-def refused(dslaunch: CommandLine, words: str) -> str:
-    ran = dslaunch(words)
-    assert (ran.status, ran.out) == (3, ""), ran.out
-    return ran.err
 
 
 def test_auto_says_what_other_than_memory_refuses(dslaunch: CommandLine) -> None:

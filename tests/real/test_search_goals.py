@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
-from tests.command import CommandLine
+from tests.command import CommandLine, planned
 
 TINY = "plan recipe=llama3_8b cluster=4x8xH100 strategy=auto training.global_batch=64 training.seq_len=2048"
-
-
-def planned(dslaunch: CommandLine, words: str) -> Any:
-    ran = dslaunch(f"{words} --json")
-    assert ran.out, ran.err
-    return ran.json
 
 
 def test_throughput_takes_all_gpus_and_is_the_fastest_of_the_front(dslaunch: CommandLine) -> None:

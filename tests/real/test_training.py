@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from dslaunch.launch.execute import free_port
 from dslaunch.planfile import FilesPlan, Plan
 from tests.real import plans
 from tests.real.parts import need
-from tests.real.ranks import Outcome, free_port, run_ranks
+from tests.real.ranks import Outcome, run_ranks
 
 need("torch", "deepspeed", "sklearn")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import CommandLine
+from tests.command import CommandLine, planned, refused
 
 VLA = "plan recipe=vla70b cluster=64xA100"
 LLM = "plan recipe=llama3_8b cluster=8xH100"
@@ -16,18 +16,6 @@ APART = [
     "strategy.projector.rank_offset=0", "strategy.projector.dp=32",
     "strategy.llm.rank_offset=32", "strategy.llm.dp=1",
 ]  # fmt: skip
-
-
-def planned(dslaunch: CommandLine, words: str) -> Any:
-    ran = dslaunch(f"{words} --json")
-    assert ran.out, ran.err
-    return ran.json
-
-
-def refused(dslaunch: CommandLine, words: str) -> str:
-    ran = dslaunch(words)
-    assert (ran.status, ran.out) == (3, ""), ran.out
-    return ran.err
 
 
 def spans(plan: Any) -> dict[str, float]:
