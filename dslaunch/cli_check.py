@@ -99,10 +99,13 @@ def check_verb(
     from dslaunch.rules.checking import fails
     from dslaunch.rules.fixing import edits_of
     from dslaunch.rules.known import described
+    from dslaunch.rules.megatron_run import stock_runs
     from dslaunch.rules.registry import NO_EDITS
     from dslaunch.rules.site import site
-    from dslaunch.rules.waivers import require_current
+    from dslaunch.rules.waivers import expired, require_current
 
+    if not words:
+        raise ConfigError("check: name the files, or a recipe: `check FILE ...`, `check recipe=NAME`.")
     fails((), fail_on)
     formatted = _formatter("json" if as_json else form)
     require_current(accept)
@@ -120,10 +123,14 @@ def check_verb(
         found = _judged_recipe(request, selection)
     if fixing and found.job:
         found = _mended(found.job, found, (*accept, *place.accept), yes)
+    for past in expired(place.accept, found.standing):
+        click.echo(f"{config_dir}: the waiver {past} has expired.", err=True)
     edits = edits_of(found.job) if found.job else NO_EDITS
     click.echo(formatted(found.standing, found.waived, edits), nl=False)
     if found.job and not found.job.plan and form == "text" and not as_json:
         click.echo(described(found.job.settings))
+        if not found.job.settings.megatron_version and next(stock_runs(found.job.files, found.job.settings), None):
+            click.echo("megatron-core: version not known; --megatron-version tells, such as 0.16")
     return 6 if fails(found.standing, fail_on) else 0
 
 
@@ -221,10 +228,11 @@ def _with_cluster(words: Sequence[str], known: dict[str, Any], config_dir: Path 
 def _job(paths: Sequence[Path], given: dict[str, Any], place: Site, selection: Selection) -> Job:
     from dslaunch.engines.deepspeed_keys import table
     from dslaunch.engines.versions import named
+    from dslaunch.files.fileset import is_rendered
     from dslaunch.rules.checking import job_of_folder, job_of_paths
     from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings
 
-    if len(paths) == 1 and (paths[0] / "plan.json").is_file():
+    if len(paths) == 1 and is_rendered(paths[0]):
         if given:
             raise ConfigError(f"check {paths[0]}: its plan.json says the topology; leave out the options.")
         return job_of_folder(paths[0], selection)
@@ -232,9 +240,25 @@ def _job(paths: Sequence[Path], given: dict[str, Any], place: Site, selection: S
         "deepspeed_version": place.deepspeed_version or NEWEST_DEEPSPEED,
         "megatron_version": place.megatron_version,
     }
+    _require_whole(given)
     settings: dict[str, Any] = {**defaults, **given}
     settings["deepspeed_version"] = named(settings["deepspeed_version"], table().versions)
     return job_of_paths(paths, Settings(**settings), selection)
+
+
+def _require_whole(given: dict[str, Any]) -> None:
+    """Raises ConfigError where sizes on the command line contradict each other."""
+    world, nodes, each = (given.get(name) for name in ("world_size", "nodes", "ranks_per_node"))
+    if world and nodes and each and world != nodes * each:
+        raise ConfigError(f"--world-size {world}: --nodes {nodes} * --ranks-per-node {each} make {nodes * each}.")
+    if world and nodes and world < nodes:
+        raise ConfigError(f"--nodes {nodes}: --world-size {world} leaves nodes without a rank.")
+    model_parallel = given.get("tp", 1) * given.get("pp", 1)
+    if world and world % model_parallel:
+        raise ConfigError(
+            f"--world-size {world}: no multiple of --tp {given.get('tp', 1)} * --pp {given.get('pp', 1)} = "
+            f"{model_parallel}. Give sizes that divide it."
+        )
 
 
 def _judged_job(job: Job, accepted: Sequence[str]) -> _Judged:

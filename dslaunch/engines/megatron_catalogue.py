@@ -9,6 +9,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from dslaunch.engines.deepspeed_keys import release
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -26,6 +28,10 @@ class Argument:
     """The first version that has it so."""
     until: str
     """The last version that has it so."""
+
+    def holds_for(self, version: str) -> bool:
+        """Whether that version has it so."""
+        return release(self.since) <= release(version) <= release(self.until)
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,18 @@ def read_folder(folder: DiskPath) -> FileSet:
             return _saved(folder, *found)
         paths = sorted(path for path in folder.iterdir() if not path.is_dir())
     except OSError as error:
-        raise ConfigError(f"{folder}: can't be read: {error.strerror}. Name a folder that is there.") from error
+        raise _unreadable(folder, error, "a folder") from error
     if len(paths) > MAX_FILES:
         raise ConfigError(f"{folder}: {len(paths):,} files; at most {MAX_FILES} are read. Name those to check.")
     return FileSet(tuple(_read_or_say(path) for path in paths))
+
+
+def is_rendered(path: DiskPath) -> bool:
+    """Whether it is a folder with a plan; raises ConfigError where it may not be looked into."""
+    try:
+        return (path / "plan.json").is_file()
+    except OSError as error:
+        raise _unreadable(path, error, "a file") from error
 
 
 def _saved(folder: DiskPath, name: str, text: str, value: checkpoint.Checkpoint) -> FileSet:
@@ -216,6 +224,12 @@ def _unparsed(name: str, kind: Kind, text: str, problem: Problem) -> File:
     return File(name, kind, text, problems=(replace(problem, rule="file.syntax") if meant else problem,))
 
 
+def _unreadable(path: DiskPath, error: OSError, kind: str) -> ConfigError:
+    denied = isinstance(error, PermissionError)
+    fix = f"Run as a user who may read it (`ls -ld {path}`)" if denied else f"Name {kind} that is there"
+    return ConfigError(f"{path}: can't be read: {error.strerror}. {fix}.")
+
+
 def _text(path: DiskPath) -> str:
     try:
         if path.is_dir():
@@ -226,7 +240,7 @@ def _text(path: DiskPath) -> str:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: can't be read: {error.strerror}. Name a file that is there.") from error
+        raise _unreadable(path, error, "a file") from error
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes; no configuration is. Name another file.")
     if b"\0" in data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from dslaunch.errors import nearest
@@ -10,6 +11,7 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.config import ZERO, Config, configs
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
+from dslaunch.rules.values import shown
 
 _PLUGIN = "huggingface/accelerate:src/accelerate/utils/dataclasses.py DeepSpeedPlugin 1.15.0, run"
 _LAUNCH = "huggingface/accelerate:src/accelerate/utils/launch.py 1.15.0"
@@ -75,6 +77,63 @@ def processes(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
                 f"num_processes {total} over {machines} machines: {started} are started, the rest is dropped."
             )
             yield hit(file, ("num_processes",), message, f"Use a multiple of {machines}.")
+
+
+_DEVICES = ("none", "cpu", "nvme")
+_VALUES = {"zero_stage": (0, 1, 2, 3), "offload_optimizer_device": _DEVICES, "offload_param_device": _DEVICES}
+_LOCAL = re.compile(r"localhost|127(?:\.\d+){3}|::1")
+
+
+@rule("accelerate.value", severity="error", raised_by="accelerate", evidence=f"{_LAUNCH}, run; {_PLUGIN}")
+def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A number format, a stage or a device that accelerate, or DeepSpeed behind it, doesn't have."""
+    for file in files.of("accelerate"):
+        precision, types = file.get("mixed_precision"), ("no", "fp16", "bf16", "fp8")
+        if isinstance(precision, bool):
+            message = f"mixed_precision is {shown(precision)} to YAML, which takes no for it: accelerate raises."
+            yield hit(file, ("mixed_precision",), message, "Write 'no' in quotes, or a number format.")
+        elif precision is not None and str(precision).lower() not in types:
+            message = f"mixed_precision is {shown(precision)}: accelerate raises ValueError."
+            yield hit(file, ("mixed_precision",), message, f"Use one of {', '.join(types)}.")
+    for file in _deepspeed(files):
+        for name, allowed in _VALUES.items():
+            given = file.get("deepspeed_config", name)
+            if given is not None and str(given) not in map(str, allowed):
+                message = f"{name} is {shown(given)}: accelerate hands it on, and DeepSpeed refuses it."
+                fix = f"Use one of {', '.join(map(str, allowed))}."
+                yield hit(file, ("deepspeed_config", name), message, fix)
+
+
+@rule("accelerate.address", severity="hang", raised_by="nobody", evidence=f"{_LAUNCH}, run")
+def address(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Several machines, and a main_process_ip that each takes for itself, or none.
+
+    A plan's own launch line gives the address.
+    """
+    if plan:
+        return
+    for file in files.of("accelerate"):
+        machines, given = file.get("num_machines"), file.get("main_process_ip")
+        if not isinstance(machines, int) or machines < 2:
+            continue
+        if given is not None and _LOCAL.fullmatch(str(given)):
+            message = f"main_process_ip {given} is each of the {machines} machines itself: they never meet."
+            yield hit(file, ("main_process_ip",), message, "Give the address of machine 0 as the others see it.")
+        elif given is None and str(file.get("distributed_type")).upper() in ("MULTI_GPU", "FSDP"):
+            message = f"{machines} machines without main_process_ip: they are to meet at a host called None."
+            fix = "Give main_process_ip here, or --main_process_ip on the command line."
+            yield hit(file, ("num_machines",), message, fix)
+
+
+@rule("accelerate.kind", severity="wrong", raised_by="nobody", evidence=f"{_LAUNCH}, run")
+def kind(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A section for another distributed_type than the one that is chosen: nothing reads it."""
+    for file in files.of("accelerate"):
+        chosen = str(file.get("distributed_type")).upper()
+        for name, wanted in (("deepspeed_config", "DEEPSPEED"), ("fsdp_config", "FSDP")):
+            if file.get(name) and chosen != wanted and file.get("distributed_type") is not None:
+                message = f"{name} under distributed_type {chosen}: accelerate doesn't read it."
+                yield hit(file, (name,), message, f"Write distributed_type: {wanted}, or delete {name}.")
 
 
 @rule("accelerate.section", severity="error", raised_by="accelerate", evidence=_PLUGIN)

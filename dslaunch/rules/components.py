@@ -93,16 +93,24 @@ def _mesh(part: ComponentPlan) -> tuple[int, ...]:
     return part.tp, part.pp, part.cp, part.dp, part.rank_offset
 
 
+_FROZEN = ("nothing", "lora", "qlora")
+"""What a component trains where some of its weights take no gradient."""
+
+
 @rule(
-    "component.frozen", severity="error", raised_by="deepspeed.initialize", until="0.19.3",
-    evidence="deepspeedai/DeepSpeed#8148, fixed after DeepSpeed 0.19.3",
+    "component.frozen", severity="info", raised_by="torch", until="0.19.3",
+    evidence="deepspeedai/DeepSpeed#8148, fixed after DeepSpeed 0.19.3; huggingface/transformers#47254; "
+    "0.16.9, run",
 )  # fmt: skip
 def frozen(plan: Plan | None, _files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A frozen tower that is recomputed under ZeRO-3."""
+    """Frozen weights that are recomputed under ZeRO-3: a frozen tower, or what stands beneath adapters."""
     for name, part, shape in _parts(plan):
-        if shape.get("train") == "none" and part.zero == 3 and part.recompute == "full":
-            message = f"{name} is frozen, and recomputed at ZeRO-3: CheckpointError in the first backward."
-            fix = "Don't recompute what is frozen (it needs no activations), or use DeepSpeed 0.19.4."
+        if shape.get("train") in _FROZEN and part.zero == 3 and part.recompute == "full":
+            message = (
+                f"{name} holds frozen weights, recomputed at ZeRO-3: without re-entry, as transformers does it by "
+                "default, torch raises CheckpointError where a frozen norm is gathered no more."
+            )
+            fix = "Use DeepSpeed 0.19.4 or newer, checkpoint(..., use_reentrant=True), or no recompute."
             yield Hit(f"strategy.{name}.recompute", None, message, fix)
 
 

@@ -101,6 +101,11 @@ class Config:
         return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     @property
+    def precision_open(self) -> bool:
+        """Whether Hugging Face's Trainer is to fill the precision in."""
+        return "auto" in (self.get("bf16.enabled"), self.get("fp16.enabled"))
+
+    @property
     def optimizer(self) -> str:
         """The optimizer's name as DeepSpeed looks it up (its own in lower case); empty where none is named."""
         name = self.get("optimizer.type")

@@ -158,6 +158,56 @@ def fsdp(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 
 
 @rule(
+    "huggingface.together", severity="error", raised_by="transformers",
+    evidence="huggingface/transformers:src/transformers/training_args.py __post_init__ 5.24.0, run",
+)  # fmt: skip
+def together(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Arguments of the Trainer that exclude each other, or that need another one."""
+    given = arguments(files)
+    if _true(given, "fp16") and _true(given, "bf16"):
+        message = "fp16 and bf16 are both true: TrainingArguments raises ValueError."
+        yield Hit(given["fp16"].name, given["fp16"].at, message, "Keep one; bf16 needs no loss scale.")
+    save, judge = _said(given, "save_strategy"), _said(given, "eval_strategy", "evaluation_strategy")
+    if _true(given, "load_best_model_at_end") and (save or judge) and save != "best":
+        save, judge = save or "steps", judge or "no"
+        if save != judge:
+            best = given["load_best_model_at_end"]
+            message = f"load_best_model_at_end with save_strategy {save} and eval_strategy {judge}: ValueError."
+            yield Hit(best.name, best.at, message, "Save and evaluate by the same strategy, or save the best.")
+
+
+def _true(given: dict[str, Argument], name: str) -> bool:
+    return name in given and given[name].value is True
+
+
+def _said(given: dict[str, Argument], *names: str) -> str:
+    return next((str(given[name].value) for name in names if name in given), "")
+
+
+_GONE = {
+    "evaluation_strategy": "eval_strategy",
+    "group_by_length": "train_sampling_strategy",
+    "logging_dir": "the variable TENSORBOARD_LOGGING_DIR",
+    "no_cuda": "use_cpu",
+    "overwrite_output_dir": "nothing: the folder is written to as it is",
+    "save_safetensors": "nothing: safetensors is the only format",
+    "warmup_ratio": "warmup_steps, which takes a ratio below 1",
+}
+
+
+@rule(
+    "huggingface.removed", severity="info", raised_by="transformers",
+    evidence="huggingface/transformers:src/transformers/training_args.py 5.24.0, run",
+)  # fmt: skip
+def removed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An argument of the Trainer that transformers 5 no longer takes."""
+    for name, argument in arguments(files).items():
+        if name in _GONE:
+            message = f"transformers 5 has no {name}, and refuses it; version 4 takes it."
+            yield Hit(argument.name, argument.at, message, f"With transformers 5 use {_GONE[name]}.")
+
+
+@rule(
     "huggingface.optimizer", severity="info", raised_by="nobody",
     evidence="huggingface/transformers:src/transformers/integrations/deepspeed.py deepspeed_optim_sched 5.24.0",
 )  # fmt: skip

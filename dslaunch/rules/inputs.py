@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dslaunch.engines.deepspeed_keys import release, table
-from dslaunch.errors import nearest
+from dslaunch.engines.megatron_catalogue import megatron_versions
+from dslaunch.engines.versions import named
+from dslaunch.errors import listed, nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START
 from dslaunch.files.rendered import left_out
 from dslaunch.planfile import Plan
+from dslaunch.rules.megatron_run import stock_runs
 from dslaunch.rules.registry import Hit, RaisedBy, hit, rule, rules
 from dslaunch.rules.selection import comments
 from dslaunch.rules.settings import Settings
@@ -61,13 +64,19 @@ def ignore(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 
 @rule("check.version", severity="info", raised_by="nobody", evidence="dslaunch's own")
 def version(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """The DeepSpeed version is outside the key table."""
+    """A version of DeepSpeed or Megatron that the tables don't have."""
     first, last = table().versions[0], table().versions[-1]
     asked = release(settings.deepspeed_version)
     if files.of("deepspeed_json") and not release(first) <= asked <= release(last):
         message = f"DeepSpeed {settings.deepspeed_version} is outside the key table ({first} to {last})."
         fix = "Take findings about keys as hints, or choose a version inside."
         yield Hit("deepspeed_version", None, message, fix)
+    known = megatron_versions()
+    asked_for = named(settings.megatron_version, known)
+    if asked_for and asked_for not in known and next(stock_runs(files, settings), None):
+        message = f"the arguments of megatron-core {asked_for} aren't known: those of {known[-1]} were taken."
+        fix = f"Choose one of {listed(known, limit=len(known))}, or take findings about flags as hints."
+        yield Hit("megatron_version", None, message, fix)
 
 
 @rule("check.world-size", severity="info", raised_by="nobody", evidence="dslaunch's own")
@@ -83,14 +92,14 @@ def world_size(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
 def manifest(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A file of the run folder isn't the one that the manifest was written for, or one is missing."""
     by_name = {file.name: file for file in files.files}
-    for listed in files.of("manifest"):
-        folder = listed.name.rpartition("/")[0]
-        hashes = listed.get("files")
+    for own in files.of("manifest"):
+        folder = own.name.rpartition("/")[0]
+        hashes = own.get("files")
         for name, digest in hashes.items() if isinstance(hashes, dict) else ():
             file = by_name.get(f"{folder}/{name}" if folder else name)
             if file is not None and hashlib.sha256(file.text.encode()).hexdigest() != digest:
                 message = f"{file.name} was changed after the manifest was written."
-                yield hit(listed, ("files", name), message, _AGAIN)
+                yield hit(own, ("files", name), message, _AGAIN)
 
 
 def incomplete(files: FileSet) -> Iterator[Hit]:
@@ -98,14 +107,14 @@ def incomplete(files: FileSet) -> Iterator[Hit]:
     manifests = files.of("manifest")
     if not manifests:
         yield Hit("manifest.json", None, "a rendered folder holds one, and it isn't there.", _AGAIN)
-    for listed in manifests:
-        hashes = listed.get("files")
+    for own in manifests:
+        hashes = own.get("files")
         names = set(hashes) if isinstance(hashes, dict) else set()
         here = {file.name.rpartition("/")[2] for file in files.files}
         for name in sorted(names - here):
-            yield hit(listed, ("files", name), f"{name} isn't in the folder.", _AGAIN)
+            yield hit(own, ("files", name), f"{name} isn't in the folder.", _AGAIN)
         for name in left_out(names, here):
-            yield hit(listed, ("files",), f"{name} isn't listed, so nothing proves what it holds.", _AGAIN)
+            yield hit(own, ("files",), f"{name} isn't listed, so nothing proves what it holds.", _AGAIN)
 
 
 def _problems(files: FileSet, rule_id: str, fix: str) -> Iterator[Hit]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from dslaunch.files.commands import CommandLine, Launcher
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments
 from dslaunch.files.script import ShellScript
+from dslaunch.rules.scripts_pipeline import stages_of
+from dslaunch.rules.scripts_tree import Call, scripts
 from dslaunch.rules.settings import Settings
 
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d{1,6})(?:\(.*\))?")
@@ -42,7 +46,7 @@ def told(files: FileSet, settings: Settings) -> Settings:
         ranks_per_node=size.per_node,
         size_from=source,
         tp=settings.tp or _degree(files, "--tensor-model-parallel-size"),
-        pp=settings.pp or _degree(files, "--pipeline-model-parallel-size"),
+        pp=settings.pp or _degree(files, "--pipeline-model-parallel-size") or _pipeline(files),
         huggingface=settings.huggingface or _reads_as_huggingface(files),
     )
 
@@ -225,10 +229,32 @@ def _degree(files: FileSet, flag: str) -> int | None:
     return _same([_whole_number(arguments.value(flag) or "1") for arguments in complete])
 
 
+def _pipeline(files: FileSet) -> int | None:
+    """The stages of the PipelineModule that the only call of deepspeed.initialize gets."""
+    engines = [(script, call) for script in scripts(files) for call in script.deepspeed]
+    if len(engines) != 1:
+        return None
+    script, engine = engines[0]
+    made = script.bound(engine.argument("model", 1))
+    if isinstance(made, ast.Call) and script.name(made.func).rpartition(".")[2] == "PipelineModule":
+        return stages_of(script, Call(made, "PipelineModule", ()))
+    return None
+
+
 def _reads_as_huggingface(files: FileSet) -> bool | None:
-    """True where Trainer or accelerate is seen to read the DeepSpeed JSON; None where nothing tells."""
+    """Whether Trainer or accelerate reads the DeepSpeed JSON, or the script itself; None where nothing tells."""
     if files.of("hf_arguments", "accelerate"):
         return True
     launches = [launch for _, launch in files.launches()]
     seen = any(launch.launcher("accelerate") or launch.arguments.has(_TRAINER_FLAG) for launch in launches)
-    return True if seen else None
+    if seen:
+        return True
+    return False if _reads_by_itself(files) else None
+
+
+def _reads_by_itself(files: FileSet) -> bool:
+    """Whether a script hands one of these JSON files to DeepSpeed, and nothing of Hugging Face's is in it."""
+    names = {PurePath(file.name).name for file in files.of("deepspeed_json")}
+    own = [script for script in scripts(files) if not script.by_framework]
+    handed = [script.constant(call.argument("config", 10)) for script in own for call in script.deepspeed]
+    return any(isinstance(path, str) and PurePath(path).name in names for path in handed)

@@ -194,7 +194,8 @@ def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
         for found in (*launch.command.environment, *_before(launch)):
             if found.name != "CUDA_VISIBLE_DEVICES" or not found.value:
                 continue
-            if _is_all(found.value) and not _beyond(found.value, launch.file.value):
+            more = (launch.count(GPUS) or 0) > len(found.value.split(","))
+            if _is_all(found.value) and not more and not _beyond(found.value, launch.file.value):
                 break
             told = launch.has(*INCLUDE, *EXCLUDE, *GPUS) or (launch.count(NODES) or 0) > 1
             if launch.has(*HOSTFILE):

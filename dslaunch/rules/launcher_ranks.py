@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.position import Position
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.launcher import HOSTFILE, launches
-from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.registry import Edit, Hit, rule
 from dslaunch.rules.scripts_tree import Script, scripts
 from dslaunch.rules.settings import Settings
 
 _MULTI = "deepspeedai/DeepSpeed:deepspeed/launcher/multinode_runner.py OpenMPIRunner.get_cmd 0.19.8, run"
 _NUMA = "deepspeedai/DeepSpeed:deepspeed/utils/numa.py get_numactl_cmd 0.19.8"
 _LAUNCH = "deepspeedai/DeepSpeed:deepspeed/launcher/launch.py main 0.19.8, run"
+_BLANK_END = re.compile(r"(?<!\\)\\[ \t]+$")
 _INIT = "deepspeedai/DeepSpeed:deepspeed/comm/comm.py mpi_discovery 0.19.8"
 
 
@@ -55,7 +59,12 @@ def rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
         programs = [launcher.program for launcher in command.launchers]
         if programs[-1] != "python" or programs[0] not in ("mpirun", "srun"):
             continue
-        for found in _before(file, command):
+        exported = (
+            Assignment(name, text, flag.at, literal=True)
+            for flag in command.launchers[0].options.flags if flag.name == "-x"
+            for name, equals, text in (word.partition("=") for word in flag.values) if equals
+        )  # fmt: skip
+        for found in (*_before(file, command), *exported):
             if found.name in ("RANK", "LOCAL_RANK") and found.literal and found.value.isdecimal():
                 message = f"{found.name}={found.value} in every task: all of them take themselves for one."
                 yield Hit(file.name, found.at, message, f"Set {found.name} within each task, or not at all.")
@@ -64,6 +73,23 @@ def rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 def _before(file: File, command: CommandLine) -> Iterator[Assignment]:
     yield from command.environment
     yield from (found for found in file.assignments if found.at < command.at)
+
+
+@rule(
+    "launcher.line-end", severity="wrong", raised_by="nobody",
+    evidence="the manual page of bash 5.2, QUOTING; run",
+)  # fmt: skip
+def line_end(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A blank behind the backslash of a long command: it ends there, and the rest isn't part of it."""
+    for file, _ in files.scripts():
+        lines = file.text.splitlines()
+        for number, (line, following) in enumerate(pairwise(lines), 1):
+            found = _BLANK_END.search(line)
+            if found and following.lstrip().startswith("-") and not line.lstrip().startswith("#"):
+                at = Position(number, found.start() + 1)
+                word = following.split()[0]
+                message = f"a blank behind the backslash: the command ends here, and {word} is run by itself."
+                yield Hit(file.name, at, message, "Delete the blank.", edit=Edit(at, found[0], "\\"))
 
 
 @rule("script.local-rank-argument", severity="error", raised_by="python", evidence=_LAUNCH)

@@ -141,6 +141,8 @@ def _changes(script: Script, name: str) -> Iterator[tuple[Path, Position]]:
             root, path = _subscripted(node)
             if root == name:
                 yield path, script.python.at(node)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            yield (), script.python.at(node)
     for call in script.calls:
         function = call.node.func
         if isinstance(function, ast.Attribute) and function.attr in _CHANGES:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
-from dslaunch.rules.megatron_run import Run, stock_runs, where_told
+from dslaunch.rules.megatron_run import Run, of_versions, stock_runs, where_told
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -34,10 +34,12 @@ class Demand:
     def hits(self, run: Run) -> Iterator[Hit]:
         """The finding, where the version makes this check and refuses the run; raises NotToldError."""
         if run.between(self.since, self.before) and self.refused(run):
-            yield run.hit(self.flag, self.message_for(), self.fix)
+            yield run.hit(self.flag, self.message_for(run), self.fix)
 
-    def message_for(self) -> str:
-        """The message with the versions that it holds for."""
+    def message_for(self, run: Run) -> str:
+        """The message with the versions that it holds for; of an assumed version others may say the same."""
+        if run.assumed:
+            return f"{self.message}; Megatron stops at start-up."
         span = f"since core {self.since}" if self.since else ""
         if self.before:
             span = f"{span} and before core {self.before}" if span else f"before core {self.before}"
@@ -49,10 +51,13 @@ def demands(
 ) -> None:
     """Register one rule that checks every row of a table."""
 
+    def find(run: Run) -> Iterator[Hit]:
+        for demand in table:
+            yield from where_told(demand.hits(run))
+
     def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
         for run in stock_runs(files, settings):
-            for demand in table:
-                yield from where_told(demand.hits(run))
+            yield from of_versions(run, find)
 
     check.__doc__ = summary
     rule(rule_id, severity="error", raised_by="megatron", evidence=evidence, framework="megatron")(check)

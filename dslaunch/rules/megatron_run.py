@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TypeVar
 
@@ -57,6 +57,8 @@ class Run:
     settings: Settings
     program: str = ""
     """The script's name, without folders; empty where the arguments stand alone."""
+    assumed: str = ""
+    """A version of megatron-core that may be meant, where none is known."""
 
     @property
     def is_deepspeed(self) -> bool:
@@ -66,7 +68,18 @@ class Run:
     @property
     def version(self) -> str:
         """Of megatron-core: 0.16 means the newest 0.16.x; empty where it isn't known."""
-        return named(self.settings.megatron_version, megatron_versions())
+        return self.assumed or named(self.settings.megatron_version, megatron_versions())
+
+    @property
+    def possible_versions(self) -> tuple[str, ...]:
+        """The newest release of each series of megatron-core that has all flags of this run; none has a fork's."""
+        newest = {release(version)[:2]: version for version in megatron_versions()}
+        every = megatron_catalogue(megatron_versions()[-1]).elsewhere
+        spans = [every.get(flag.name, ()) for flag in self.arguments.flags]
+        return tuple(
+            version for version in newest.values()
+            if all(any(each.holds_for(version) for each in span) for span in spans)
+        )  # fmt: skip
 
     @cached_property
     def whole(self) -> bool:
@@ -205,6 +218,30 @@ def runs(files: FileSet, settings: Settings) -> Iterator[Run]:
 def stock_runs(files: FileSet, settings: Settings) -> Iterator[Run]:
     """Those of Megatron-LM."""
     return (run for run in runs(files, settings) if not run.is_deepspeed)
+
+
+def of_versions(run: Run, find: Callable[[Run], Iterator[Hit]]) -> Iterator[Hit]:
+    """What `find` says of a run. Where its version isn't known: what it says for each version that has the flags,
+    and as information what it says for the newest of them.
+    """
+    versions = () if run.version else run.possible_versions
+    if not versions:
+        yield from find(run)
+        return
+    found = [tuple(find(replace(run, assumed=version))) for version in versions]
+    always = set.intersection(*({hit.at for hit in hits} for hits in found))
+    for hit in found[-1]:
+        if hit.at in always:
+            yield hit
+        else:
+            yield replace(hit, severity="info", message=f"{hit.message} {_open(versions)}")
+
+
+def _open(versions: tuple[str, ...]) -> str:
+    return (
+        f"This is said of core {versions[-1]}, and doesn't hold for each version that has these flags: "
+        "--megatron-version tells which one runs."
+    )
 
 
 def deepspeed_runs(files: FileSet, settings: Settings) -> Iterator[Run]:

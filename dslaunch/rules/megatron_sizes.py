@@ -8,7 +8,7 @@ from math import prod
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_demands import ARGUMENTS, CONFIG, RUN
-from dslaunch.rules.megatron_run import Run, runs, stock_runs, where_told
+from dslaunch.rules.megatron_run import Run, of_versions, runs, stock_runs, where_told
 from dslaunch.rules.registry import Check, Hit, RaisedBy, rule
 from dslaunch.rules.settings import Settings
 
@@ -32,10 +32,13 @@ def sizes(
         deepspeed: Megatron-DeepSpeed makes the same checks.
     """
 
+    def find(run: Run) -> Iterator[Hit]:
+        for found in faults:
+            yield from (run.hit(*fault) for fault in where_told(found(run)))
+
     def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
         for run in runs(files, settings) if deepspeed else stock_runs(files, settings):
-            for found in faults:
-                yield from (run.hit(*fault) for fault in where_told(found(run)))
+            yield from find(run) if run.is_deepspeed else of_versions(run, find)
 
     check.__doc__ = summary
     return rule(

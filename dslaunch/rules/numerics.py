@@ -55,7 +55,8 @@ def accumulation(config: Config) -> Iterator[Hit]:
     wanted = config.get(key)
     if wanted is not None and not (isinstance(wanted, str) and wanted in _NAMES):
         return
-    if config.stage == 0 and wanted is not None and _NAMES[wanted] != config.precision and config.optimizer:
+    other = wanted is not None and _NAMES[wanted] != config.precision and not config.precision_open
+    if config.stage == 0 and other and config.optimizer:
         message = f"grad_accum_dtype {wanted} with {config.precision} at ZeRO stage 0: NotImplementedError."
         yield config.hit(key, message, "Use ZeRO stage 1, 2 or 3, or leave grad_accum_dtype out.")
     steps = config.number("gradient_accumulation_steps")
@@ -93,7 +94,7 @@ def bf16_optimizer(config: Config) -> Iterator[Hit]:
 def param_dtype(config: Config) -> Iterator[Hit]:
     """data_types.param_dtype that isn't the type in use."""
     wanted = _NAMES.get(str(config.get("data_types.param_dtype")))
-    if wanted is not None and wanted != config.precision:
+    if wanted is not None and wanted != config.precision and not config.precision_open:
         message = (
             f"param_dtype {wanted}, but the model is in {config.precision}: DeepSpeed asserts "
             "that they agree."

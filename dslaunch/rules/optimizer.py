@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from dslaunch.errors import nearest
 from dslaunch.rules.config import ZERO, Config, config_rule
 from dslaunch.rules.registry import Hit
+from dslaunch.rules.values import is_text, shown
 
 _ENGINE = "deepspeed/runtime/engine.py"
 _OWN = frozenset({"adam", "adamw", "adagrad", "lamb", "lion", "muon", "muadam", "muadamw", "musgd"})
@@ -16,6 +18,8 @@ _TORCH = frozenset({
     "Rprop", "SGD", "SparseAdam",
 })  # fmt: skip
 """torch.optim's (2.13), without those that DeepSpeed has under the same name."""
+_PREFIX = re.compile(r"^(?:DeepSpeed)?(?:Fused|CPU)")
+"""Of the classes that DeepSpeed takes for a name by itself."""
 _ZERO_TESTED = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
 _CPU = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
 _ADAM = {
@@ -29,6 +33,8 @@ _ADAM = {
     "fp32_optimizer_states",
 }
 _TORCH_ADAM = _ADAM | {"foreach", "maximize", "capturable", "differentiable", "fused"}
+_NUMBERS = frozenset({"lr", "eps", "betas", "weight_decay", "momentum", "alpha"})
+"""Parameters that are compared or computed with."""
 _LOOP = {"foreach", "maximize", "differentiable"}
 _KEYWORDS = {
     "adam": _ADAM | {"bias_correction", "set_grad_none"},
@@ -62,13 +68,14 @@ def unknown_type(config: Config) -> Iterator[Hit]:
     name = config.optimizer
     if not name or name in _OWN or name in _TORCH or (name in _ONE_BIT and not config.at_least("0.19.7")):
         return
-    shown = config.get("optimizer.type")
+    written = config.get("optimizer.type")
     if name in _ONE_BIT:
-        message = f"{shown} was removed in DeepSpeed 0.19.7, which asserts that it is no supported optimizer."
+        message = f"{written} was removed in DeepSpeed 0.19.7, which asserts that it is no supported optimizer."
         yield config.hit("optimizer.type", message, "Use AdamW or Lamb.")
         return
-    guess = nearest(shown, _OWN | _TORCH)
-    message = f"no optimizer is called {shown!r} (torch's names count letter by letter).{guess}"
+    plain = _PREFIX.sub("", written)
+    guess = f" Did you mean '{plain}'?" if plain.lower() in _OWN else nearest(written, _OWN | _TORCH)
+    message = f"no optimizer is called {written!r} (torch's names count letter by letter).{guess}"
     fix = "Use AdamW, Adam, Adagrad, Lamb, Lion, Muon, or the exact name of a class in torch.optim."
     yield config.hit("optimizer.type", f"{message} DeepSpeed asserts at start-up.", fix)
 
@@ -104,11 +111,14 @@ def bad_params(config: Config) -> Iterator[Hit]:
             message = "DeepSpeed raises ValueError for max_grad_norm among the optimizer's parameters."
             yield config.hit(f"optimizer.params.{name}", message, "Use gradient_clipping at the top level.")
         elif taken and name not in taken:
-            shown = config.get("optimizer.type")
+            written = config.get("optimizer.type")
             message = (
-                f"{shown} takes no '{name}': TypeError when the optimizer is built.{nearest(name, taken)}"
+                f"{written} takes no '{name}': TypeError when the optimizer is built.{nearest(name, taken)}"
             )
             yield config.hit(f"optimizer.params.{name}", message, f"Use {', '.join(sorted(taken))}.")
+        elif name in _NUMBERS and is_text(params[name]):
+            message = f"'{name}' is text, {shown(params[name])}: TypeError when the optimizer is built."
+            yield config.hit(f"optimizer.params.{name}", message, "Write the number without quotes.")
 
 
 @config_rule(

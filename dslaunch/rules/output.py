@@ -57,11 +57,21 @@ FORMATS: dict[str, Callable[[Sequence[Finding], Sequence[Finding], Edits], str]]
 def page(rule_id: str) -> str:
     """The page of a rule as Markdown; raises ConfigError with the nearest id where there is none."""
     rule = rule_named(rule_id)
-    text = (resources.files("dslaunch.rules") / "pages" / f"{rule.id}.md").read_text(encoding="utf-8")
+    text = _page(rule.id)
     severity = f"Severity: {rule.severity} ({MEANINGS[rule.severity]})."
     facts = f"{severity} {_said(rule)} {versions(rule)} Evidence: {rule.evidence}."
     title, _, body = text.partition("\n")
     return f"{title}\n\n{rule.summary}\n\n{' '.join(facts.split())}\n{body}"
+
+
+def introduction(rule_id: str) -> str:
+    """The first paragraph of a rule's page: why it is so."""
+    paragraphs = _page(rule_id).split("\n\n")
+    return next(each for each in paragraphs[1:] if not each.startswith("#"))
+
+
+def _page(rule_id: str) -> str:
+    return (resources.files("dslaunch.rules") / "pages" / f"{rule_id}.md").read_text(encoding="utf-8")
 
 
 def _said(rule: Rule) -> str:
@@ -73,17 +83,16 @@ def _said(rule: Rule) -> str:
 
 _PROGRAMS = {
     "DeepSpeedConfig": "DeepSpeed when it reads the file", "deepspeed.initialize": "DeepSpeed's engine",
-    "deepspeed launcher": "DeepSpeed's launcher", "megatron": "Megatron",
+    "deepspeed launcher": "DeepSpeed's launcher", "deepspeed": "DeepSpeed", "megatron": "Megatron",
 }  # fmt: skip
 
 
 def versions(rule: Rule) -> str:
     """For which versions of its framework the rule is known to hold; empty where it is dslaunch's own."""
     name = {"deepspeed": "DeepSpeed", "megatron": "megatron-core"}[rule.framework]
-    if rule.framework == "deepspeed" and "DeepSpeed:" not in rule.evidence:
-        return ""
     if not rule.since and not rule.until:
-        return f"Verified on DeepSpeed {NEWEST_DEEPSPEED} only." if rule.framework == "deepspeed" else ""
+        of_deepspeed = rule.framework == "deepspeed" and "DeepSpeed:" in rule.evidence
+        return f"Verified on DeepSpeed {NEWEST_DEEPSPEED} only." if of_deepspeed else ""
     since = f" since {rule.since}" if rule.since else ""
     until = f" until {rule.until}" if rule.until else ""
     return f"Holds for {name}{since}{',' if since and until else ''}{until}."

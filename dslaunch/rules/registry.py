@@ -37,8 +37,8 @@ MEANINGS: Mapping[Severity, str] = {
 """What each means for a job."""
 
 RaisedBy = Literal[
-    "DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "transformers", "accelerate", "megatron",
-    "sbatch", "srun", "torchrun", "torch", "python", "nobody",
+    "DeepSpeedConfig", "deepspeed.initialize", "deepspeed launcher", "deepspeed", "transformers", "accelerate",
+    "megatron", "sbatch", "srun", "torchrun", "torch", "python", "nobody",
 ]  # fmt: skip
 """What first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
 
@@ -159,16 +159,19 @@ def rules() -> dict[str, Rule]:
     return dict(sorted(_RULES.items()))
 
 
-def rule_named(rule_id: str) -> Rule:
-    """The rule of this id; raises ConfigError with the nearest one where there is none."""
+def rule_named(rule_id: str, where: str = "") -> Rule:
+    """The rule of this id; raises ConfigError with the nearest one where there is none.
+
+    Args:
+        where: what the message begins with, such as `site/dslaunch.yaml:3:5: `.
+    """
     if rule_id not in rules():
         subjects = sorted({each.partition(".")[0] for each in rules()})
         subject = rule_id.partition(".")[0]
         of_it = [each for each in rules() if each.startswith(f"{subject}.")]
         known = f"{subject} has {listed(of_it)}" if of_it else f"There are rules on {listed(subjects, limit=80)}"
-        raise ConfigError(
-            f"No rule is called '{rule_id}'.{nearest(rule_id, rules())} {known}; `dslaunch explain` lists all."
-        )
+        found = f"{where}No rule is called '{rule_id}'.{nearest(rule_id, rules())}"
+        raise ConfigError(f"{found} {known}; `dslaunch explain` lists all.")
     return rules()[rule_id]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dslaunch.errors import listed, nearest
 from dslaunch.rules.config import Config, config_rule
 from dslaunch.rules.registry import Hit
+from dslaunch.rules.values import is_text, shown
 
 _ENGINE = "deepspeed/runtime/engine.py _scheduler_from_config 0.19.8, run"
 _SCHEDULES = "deepspeed/runtime/lr_schedules.py 0.19.8, run"
@@ -72,9 +73,14 @@ def bad_params(config: Config) -> Iterator[Hit]:
             )
             fix = _COSINE if name == "WarmupCosineLR" else f"Use {listed(sorted(_KEYWORDS[name]))}."
             yield config.hit(f"scheduler.params.{key}", message, fix)
+        elif key in _NUMBERS and is_text(params[key]):
+            message = f"'{key}' is {shown(params[key])}, a text: TypeError when the scheduler is built."
+            yield config.hit(f"scheduler.params.{key}", message, "Write the number without quotes.")
     yield from _demands(config, name, params)
 
 
+_NUMBERS = frozenset({"total_num_steps", "warmup_max_lr", "warmup_min_lr"})
+"""Parameters that a schedule computes with when it is built."""
 _COSINE = "Give warmup_min_ratio and cos_min_ratio; the peak is the optimizer's lr."
 
 

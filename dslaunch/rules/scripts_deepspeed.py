@@ -49,8 +49,9 @@ def engine_clipping(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
     """torch's gradient clipping beside an engine: under ZeRO it sees a part of the gradients, or none."""
     for script, engines in _engines(files):
         names = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_")
+        handed = {ast.unparse(model) for each in script.deepspeed if (model := each.argument("model", 1))}
         for call in script.called(*names):
-            if any(ast.unparse(each).partition(".")[0] in engines for each in call.node.args[:1]):
+            if any(ast.unparse(each).partition(".")[0] in engines | handed for each in call.node.args[:1]):
                 message = (
                     "under ZeRO a rank holds a part of the gradients, or none in .grad: this clips wrongly."
                 )

@@ -16,6 +16,7 @@ from dslaunch.files.position import Position, dotted
 from dslaunch.planfile import Plan
 from dslaunch.rules.literals import Written, fillings, is_read, written
 from dslaunch.rules.registry import Hit, Rule, rule
+from dslaunch.rules.scripts_bindings import possible
 from dslaunch.rules.scripts_tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -54,20 +55,16 @@ def held(files: FileSet) -> Iterator[Held]:
 
 @lru_cache(maxsize=64)
 def _held(script: Script) -> tuple[Held, ...]:
-    found = (_of_call(script, call) for call in script.calls)
+    found = (one for call in script.calls for one in _of_call(script, call))
     most = min(_MOST, max(1, _MOST_CALLS // max(1, len(script.calls))))
-    return tuple(islice((one for one in found if one is not None), most))
+    return tuple(islice({(one.at, one.huggingface): one for one in found}.values(), most))
 
 
-def _of_call(script: Script, call: Call) -> Held | None:
-    reader = _read_by(call)
-    if reader is None:
-        return None
-    argument, huggingface = reader
-    node, name = _dictionary(script, argument)
-    if node is None:
-        return None
-    return Held(script, script.python.at(node), written(script, node, name), huggingface)
+def _of_call(script: Script, call: Call) -> Iterator[Held]:
+    if (reader := _read_by(call)) is not None:
+        argument, huggingface = reader
+        for node, name in _dictionaries(script, argument, call.around):
+            yield Held(script, script.python.at(node), written(script, node, name), huggingface)
 
 
 def _read_by(call: Call) -> tuple[ast.expr, bool] | None:
@@ -82,18 +79,25 @@ def _read_by(call: Call) -> tuple[ast.expr, bool] | None:
     return (config, True) if config is not None else None
 
 
-def _dictionary(script: Script, argument: ast.expr) -> tuple[ast.Dict | None, str]:
-    """The dictionary that an argument is written as, and the variable it is in; None where it is no such thing."""
+def _dictionaries(
+    script: Script, argument: ast.expr, around: Sequence[ast.AST]
+) -> Iterator[tuple[ast.Dict, str]]:
+    """Each dictionary that an argument may be, of each branch and each return, and the variable it is in."""
     name = argument.id if isinstance(argument, ast.Name) else ""
-    node = script.bound(argument)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in script.functions:
-        function = script.functions[node.func.id]
-        returns = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
-        value = returns[0].value if len(returns) == 1 else None
-        if isinstance(value, ast.Name):
-            name = value.id
-        node = script.bound(value)
-    return (node if isinstance(node, ast.Dict) else None), name
+    for node in possible(script, argument, around):
+        if isinstance(node, ast.Dict):
+            yield node, name
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in script.functions:
+            yield from _returned(script, script.functions[node.func.id])
+
+
+def _returned(script: Script, function: ast.FunctionDef) -> Iterator[tuple[ast.Dict, str]]:
+    for each in ast.walk(function):
+        if isinstance(each, ast.Return) and each.value is not None:
+            name = each.value.id if isinstance(each.value, ast.Name) else ""
+            for node in possible(script, each.value, (function,)):
+                if isinstance(node, ast.Dict):
+                    yield node, name
 
 
 def hits_in_scripts(

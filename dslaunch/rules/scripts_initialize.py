@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dslaunch.errors import listed
 from dslaunch.files.fileset import FileSet
@@ -43,6 +44,30 @@ def _float(script: Script, node: ast.expr | None) -> str:
     """bf16 | fp16 | fp32 for torch's types; empty for what isn't told."""
     name = script.name(node) if node is not None else ""
     return _FLOATS.get(name.removeprefix("torch."), "") if name.startswith("torch.") else ""
+
+
+@rule(
+    "script.no-optimizer", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _configure_zero_optimizer 0.19.8, run",
+)  # fmt: skip
+def no_optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A script that trains with an engine for which neither it nor the JSON names an optimizer."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and not config.has("optimizer") else ():
+        assert config is not None
+        if len(script.deepspeed) != 1 or script.by_framework or not script.methods("backward", "train_batch"):
+            continue
+        call = script.deepspeed[0]
+        given = call.argument("optimizer", 2)
+        if call.unpacks or not (given is None or is_none(given)):
+            continue
+        fix = 'Give the JSON an "optimizer" section and the call model_parameters=, or the call optimizer=.'
+        if config.stage in (1, 2, 3):
+            message = f"no optimizer here or in the DeepSpeed JSON: ZeRO stage {config.stage} raises."
+            yield script.hit(call, message, fix)
+        else:
+            message = "no optimizer here or in the DeepSpeed JSON: the engine runs, and no weight ever changes."
+            yield replace(script.hit(call, message, fix), severity="wrong")
 
 
 @rule(
@@ -110,7 +135,7 @@ def _related(script: Script, name: str, but: ast.Call) -> set[str]:
 
 
 @rule(
-    "script.no-sync", severity="error", raised_by="torch",
+    "script.no-sync", severity="error", raised_by="deepspeed",
     evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py no_sync 0.19.8, run",
 )  # fmt: skip
 def no_sync(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:

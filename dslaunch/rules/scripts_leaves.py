@@ -19,7 +19,7 @@ _MODELS = "transformers.models."
 
 
 @rule(
-    "zero.leaf-script", severity="error", raised_by="python",
+    "zero.leaf-script", severity="error", raised_by="deepspeed",
     evidence="deepspeedai/DeepSpeed:deepspeed/utils/z3_leaf_module.py set_z3_leaf_modules 0.19.8, run",
 )  # fmt: skip
 def leaves(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
@@ -65,13 +65,14 @@ def _classes(script: Script, call: Call) -> frozenset[str]:
 
 
 @rule(
-    "script.outer-autocast", severity="wrong", raised_by="nobody",
-    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/torch_autocast.py autocast_if_enabled 0.19.8",
+    "script.outer-autocast", severity="wrong", raised_by="nobody", since="0.17.2",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/torch_autocast.py autocast_if_enabled 0.19.8, run; "
+    "runtime/engine.py forward 0.17.1 and 0.17.2",
 )  # fmt: skip
 def outer_autocast(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """torch.autocast around the engine, which switches it off for its own forward pass."""
     config = one_config(plan, files, settings)
-    if config is None or config.on("torch_autocast.enabled") or not config.at_least("0.18.0"):
+    if config is None or config.on("torch_autocast.enabled"):
         return
     for script in scripts(files):
         for call in script.calls:

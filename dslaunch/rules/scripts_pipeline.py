@@ -62,13 +62,13 @@ def _is_partition(method: str) -> bool:
 
 @rule(
     "pipeline.empty-stage", severity="error", raised_by="torch",
-    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/module.py _partition_layers 0.19.8",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/module.py _partition_layers 0.19.8, run",
 )  # fmt: skip
 def empty_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """More pipeline stages than layers: the ranks of an empty stage have nothing to train."""
     for script in scripts(files):
         for call in script.methods(*_MODULES):
-            stages, layers = _stages(script, call), _layers(script, call.argument("layers", 0))
+            stages, layers = stages_of(script, call), _layers(script, call.argument("layers", 0))
             parts = 2 * stages if stages and call.method == "DualPipeVModule" else stages
             if parts and layers is not None and layers < parts:
                 message = (
@@ -78,7 +78,7 @@ def empty_stage(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                 yield script.hit(call, message, f"Use at most {layers} parts, or cut the layers finer.")
 
 
-def _stages(script: Script, call: Call) -> int | None:
+def stages_of(script: Script, call: Call) -> int | None:
     """The pipeline ranks of a module, by its number of stages or its topology."""
     given = script.constant(call.argument("num_stages", 1))
     topology = script.bound(call.argument("topology", 2))
@@ -115,7 +115,7 @@ def dualpipev(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
             if script.constant(call.argument("dynamic_shape", 11)) is True:
                 message = "dynamic_shape with DualPipeV, which exchanges shapes once: AssertionError."
                 yield script.hit(call, message, "Pad the batches to one shape, and drop dynamic_shape.")
-            stages = _stages(script, call)
+            stages = stages_of(script, call)
             steps = config.number("gradient_accumulation_steps") if config is not None else None
             if stages and steps is not None and steps < 2 * stages:
                 message = f"{steps:g} accumulation steps for {stages} stages: AssertionError, twice is needed."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
-from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.scripts_tree import DDP, Call, Script, function_of, guards, one_rank_guard, scripts
 from dslaunch.rules.settings import Settings
 
@@ -103,6 +104,46 @@ def device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
             message = 'a bare "cuda" is GPU 0 in every process, and nothing here calls torch.cuda.set_device.'
             fix = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first.'
             yield script.hit(bare[0], message, fix)
+
+
+@rule("script.first-device", severity="memory", raised_by="nobody", evidence=f"{_DOCS}: torch.device")
+def first_device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """GPU 0 by its number, in every process of a node."""
+    for script in scripts(files):
+        if not (script.own_loop or script.deepspeed) or "CUDA_VISIBLE_DEVICES" in script.python.text:
+            continue
+        for call in script.calls:
+            named = any(isinstance(each, ast.Constant) and each.value == "cuda:0" for each in call.node.args)
+            if call.method in ("to", "device") and named and one_rank_guard(call) is None:
+                message = '"cuda:0" is the same GPU in each process of a node: its memory holds all of theirs.'
+                fix = "Use cuda:LOCAL_RANK, or torch.cuda.set_device(LOCAL_RANK) and \"cuda\"."
+                yield script.hit(call, message, fix)
+
+
+@rule("script.device-rank", severity="error", raised_by="torch", evidence=f"{_DOCS}: torch.cuda.set_device")
+def device_rank(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """The rank among all taken for the number of a GPU: from the second node on there is none."""
+    for script in scripts(files) if settings.nodes != 1 else ():
+        for call in script.called("torch.cuda.set_device"):
+            if _is_global_rank(script, call.node.args[0] if call.node.args else None):
+                message = "a rank among all as the number of a GPU: invalid device ordinal on the second node."
+                severity: Severity = "error" if settings.nodes else "info"
+                found = script.hit(call, message, 'Use int(os.environ["LOCAL_RANK"]).')
+                yield replace(found, severity=severity)
+
+
+def _is_global_rank(script: Script, given: ast.expr | None) -> bool:
+    """int(os.environ["RANK"]) or get_rank(), as they stand or by a name of their own."""
+    node = script.bound(given)
+    if isinstance(node, ast.Call) and script.name(node.func) == "int" and node.args:
+        node = node.args[0]
+    if isinstance(node, ast.Call) and script.name(node.func) == "os.getenv":
+        return bool(script.constant(node.args[0] if node.args else None) == "RANK")
+    if isinstance(node, ast.Call):
+        return script.name(node.func) == "torch.distributed.get_rank"
+    if isinstance(node, ast.Subscript) and script.name(node.value) == "os.environ":
+        return bool(script.constant(node.slice) == "RANK")
+    return False
 
 
 def _is_bare(call: Call) -> bool:

@@ -156,7 +156,7 @@ def length(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
             yield found.script.hit(found.call, message, f"Pad sequences to a multiple of {found.size}.")
 
 
-@rule("ulysses.micro-batch", severity="error", raised_by="torch", evidence=_SOURCE, since="0.18.0")
+@rule("ulysses.micro-batch", severity="error", raised_by="deepspeed", evidence=_SOURCE, since="0.18.0")
 def micro_batch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Another micro-batch for Ulysses than that of the DeepSpeed JSON: the first pass raises."""
     config = one_config(plan, files, settings)

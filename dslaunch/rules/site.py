@@ -86,7 +86,7 @@ def _severities(file: File) -> Mapping[str, Any]:
         path = ("rules", "severity", str(name))
         if severity not in SEVERITIES:
             raise _wrong(file, path, severity, f"one of {listed(SEVERITIES)}")
-        own = rule_named(str(name)).severity
+        own = rule_named(str(name), f"{_where(file, *path)}: ").severity
         if SEVERITIES.index(severity) < SEVERITIES.index(own):
             allowed = listed(SEVERITIES[SEVERITIES.index(own) :])
             raise _wrong(file, path, severity, f"{allowed}; to waive the rule, name it in rules.accept")

@@ -1,29 +1,36 @@
 """From the text of an error or a log to causes, checks, and the rules that would have told before.
 
-The symptoms stand in symptoms.yaml.
+The symptoms stand in symptoms.yaml; what DeepSpeed and its kin raise for one rule or two stands in raised.yaml,
+and the rules' own pages explain it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
+from dslaunch.rules.output import introduction
 from dslaunch.rules.registry import rules
 
 _MAX_TEXT = 2_000_000
 """Characters of a log that are looked at: its end, where the error stands."""
 _MOST = 3
 """Symptoms that are printed."""
+_MOST_LINES = 200
+"""Lines, the last ones, that are looked at for words without a message."""
+_ENDINGS = ("s", "es", "d", "ed", "ing", "ly")
 _MOST_VARIABLE = 8
 """Words that may stand where a message has a number, a path or a name."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PATH = re.compile(r"(?:[\w.~-]*/)+[\w.-]+")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.:]\d+)*")
-_VARIABLE = re.compile(r"'[^'\n]*'|<[^<>\n]*>")
+_VARIABLE = re.compile(r"(?<!\w)'[^'\n]*'|<[^<>\n]*>")
 _PUNCTUATION = re.compile(r"[^a-z#_+-]+")
+_DIGITS = re.compile(r"\d+")
 _WORD = re.compile(r"-?[a-z0-9_]+(?:-[a-z0-9_]+)*")
 
 
@@ -34,36 +41,63 @@ class Symptom:
     id: str
     title: str
     messages: tuple[str, ...]
+    exact: tuple[str, ...]
+    """Texts of which numbers and names count too."""
     words: tuple[tuple[frozenset[str], ...], ...]
-    """Rows of which each holds alternatives; a row speaks where every part has a word in the text."""
+    """Rows of which each holds alternatives; a row speaks where every part has a word in one line of the text."""
     causes: tuple[str, ...]
     checks: tuple[str, ...]
     rules: tuple[str, ...]
     source: str
+    follows: bool = False
+    """It comes after another error, which the same text may show: that one goes first."""
 
 
 @cache
 def symptoms() -> tuple[Symptom, ...]:
-    """All of them, in the order of the file."""
+    """All of them, in the order of the files."""
+    return (*seen(), *(_raised(row) for row in _rows("raised.yaml")))
+
+
+@cache
+def seen() -> tuple[Symptom, ...]:
+    """Those that have causes of their own, and are no text of one rule."""
+    return tuple(_symptom(row) for row in _rows("symptoms.yaml"))
+
+
+def _rows(name: str) -> list[dict[str, list[str]]]:
     import yaml
 
-    text = (resources.files("dslaunch.rules") / "symptoms.yaml").read_text(encoding="utf-8")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return tuple(_symptom(row) for row in yaml.load(text, Loader=loader))
+    text = (resources.files("dslaunch.rules") / name).read_text(encoding="utf-8")
+    found: list[dict[str, list[str]]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
 
 
-def _symptom(row: dict[str, list[str]]) -> Symptom:
+def _raised(row: dict[str, list[str]]) -> Symptom:
+    """What is raised for these rules, as the first one's page and its fellows' explain it."""
+    first = rules()[row["rules"][0]]
+    causes = [" ".join(introduction(rule_id).split()) for rule_id in row["rules"]]
+    checks = [
+        "`dslaunch check` on the files names the key and its place",
+        *(f"`dslaunch explain {rule_id}` shows a bad and a good example" for rule_id in row["rules"]),
+    ]
+    words = {"id": first.id, "title": first.summary.rstrip("."), "source": first.evidence, "words": []}
+    return _symptom({**row, **words, "causes": causes, "checks": checks})
+
+
+def _symptom(row: Mapping[str, Any]) -> Symptom:
     words = tuple(tuple(frozenset(part.split("|")) for part in parts) for parts in row["words"])
-    lists = {name: tuple(row[name]) for name in ("messages", "causes", "checks", "rules")}
-    return Symptom(id=str(row["id"]), title=str(row["title"]), words=words, source=str(row["source"]), **lists)
+    given: dict[str, Any] = {name: str(row[name]) for name in ("id", "title", "source")}
+    given |= {name: tuple(row.get(name, ())) for name in ("messages", "exact", "causes", "checks", "rules")}
+    return Symptom(words=words, follows=bool(row.get("follows")), **given)
 
 
 def matching(text: str) -> list[Symptom]:
     """The symptoms that the text shows, the surest first: the longest message, then the most words."""
     text = text[-_MAX_TEXT:]
     plain = _normal(text)
-    words = frozenset(_WORD.findall(text.lower()))
-    scored = [(_score(symptom, plain, words), symptom) for symptom in symptoms()]
+    lines = {_words(line) for line in text.lower().splitlines()[-_MOST_LINES:]}
+    scored = [(_score(symptom, text, plain, lines), symptom) for symptom in symptoms()]
     found = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: -pair[0])
     return [symptom for _, symptom in found]
 
@@ -72,16 +106,33 @@ def explained(text: str) -> str:
     """What is printed for `dslaunch explain --symptom TEXT`."""
     found = matching(text)[:_MOST]
     if not found:
-        known = "".join(f"  {symptom.title}\n" for symptom in symptoms())
-        return f"No symptom that is known fits this text. Give the error's own line. Known are:\n{known}"
+        known = "".join(f"  {symptom.title}\n" for symptom in seen())
+        return (
+            "No symptom that is known fits this text. Give the error's own line. Known are what DeepSpeed raises "
+            f"for {len(symptoms()) - len(seen())} mistakes of a configuration, and:\n{known}"
+        )
     return "\n".join("\n".join(_lines(symptom)) + "\n" for symptom in found)
 
 
-def _score(symptom: Symptom, plain: str, words: frozenset[str]) -> float:
+def _words(line: str) -> frozenset[str]:
+    """The words of a line, and what they come from: hangs, corrupted, zero_pp_rank_3."""
+    typed = frozenset(_WORD.findall(line))
+    stems = {word.removesuffix(end) for word in typed for end in _ENDINGS if len(word) > len(end) + 2}
+    return typed | stems | {_DIGITS.sub("#", word) for word in typed if "_" in word}
+
+
+def _score(symptom: Symptom, text: str, plain: str, lines: set[frozenset[str]]) -> float:
     """Characters of the longest message that stands in the text; a row of words counts less than any message."""
     messages = [weight for weight, pattern in _patterns(symptom) if pattern.search(plain)]
-    rows = [len(row) for row in symptom.words if all(part & words for part in row)]
-    return max(messages, default=0) * 10 + max(rows, default=0)
+    messages += [2 * len(exact) for exact in symptom.exact if _exactly(exact).search(text)]
+    rows = [len(row) for row in symptom.words for words in lines if all(part & words for part in row)]
+    return max(messages, default=0) * (1 if symptom.follows else 10) + max(rows, default=0)
+
+
+@cache
+def _exactly(text: str) -> re.Pattern[str]:
+    words = r"\s+".join(re.escape(word) for word in text.split())
+    return re.compile(rf"(?<!\w){words}(?!\w)", re.IGNORECASE)
 
 
 @cache

@@ -109,6 +109,12 @@ def allowed(key: Key) -> str:
     return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
 
 
+def is_text(value: object) -> bool:
+    """Whether a number, or one of a list, is written as text; `auto` is another matter."""
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(each, str) and each != "auto" for each in values)
+
+
 def shown(value: Any) -> str:
     """A value in a message: as JSON writes it, cut."""
     if isinstance(value, dict | list):

@@ -34,7 +34,7 @@ def waiver(text: str, where: str = "--accept") -> Waiver:
         ConfigError: no such rule, or no day of the calendar.
     """
     name, colon, day = text.partition(":")
-    rule = rule_named(name).id
+    rule = rule_named(name, f"{where}: ").id
     try:
         return Waiver(rule, date.fromisoformat(day) if colon else None)
     except ValueError as error:
@@ -56,6 +56,13 @@ def require_current(waivers: Iterable[str], today: date | None = None) -> None:
                 f"--accept {found}: that day is past. Give a later one, or mend what {found.rule} finds "
                 f"(`dslaunch explain {found.rule}`)."
             )
+
+
+def expired(waivers: Iterable[str], findings: Iterable[Finding], today: date | None = None) -> list[str]:
+    """Those of yesterday and before whose findings stand again."""
+    standing = {finding.rule for finding in findings}
+    past = (found for found in map(waiver, waivers) if not found.holds(today or date.today()))
+    return [str(found) for found in past if found.rule in standing]
 
 
 def waive(

@@ -180,7 +180,7 @@ def quantized(config: Config) -> Iterator[Hit]:
     if config.on(gradients) and (message := _uneven_nodes(config)):
         yield config.hit(gradients, message, "Use whole nodes of the same size, or leave it out.")
     frozen = f"{ZERO}.zero_quantized_nontrainable_weights"
-    if config.on(frozen) and not config.fp16:
+    if config.on(frozen) and not config.fp16 and config.get("fp16.enabled") != "auto":
         message = f"zero_quantized_nontrainable_weights with {config.precision}: its kernel asserts float16."
         yield config.hit(frozen, message, "Use fp16, or leave frozen weights as they are.")
 

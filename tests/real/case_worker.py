@@ -1,10 +1,10 @@
-"""A case's own files run by DeepSpeed, as rank 0 of 8: `python -m tests.real.case_worker`.
+"""A case's own files run by DeepSpeed, as one rank of 8: `python -m tests.real.case_worker`.
 
-Reads a line of JSON a case, {"files": {name: text}}, and answers with a line: what was raised, or null, and
-what was logged. A `train.py` is run as it stands; where there is none, the model of `config.json`, or else a
-small one, is handed to deepspeed.initialize with `ds_config.json`, and takes one pass forward where weights are
-quantized. torch's fake process group answers every collective (tests/real/engine_worker.py says what else is
-replaced); operators that would be compiled are left out.
+Reads a line of JSON a case, {"files": {name: text}, "rank": 0}, and answers with a line: what was raised on that
+rank, or null, and what was logged. A `train.py` is run as it stands; where there is none, the model of
+`config.json`, or else a small one, is handed to deepspeed.initialize with `ds_config.json`, and takes one pass
+forward where weights are quantized. torch's fake process group answers every collective
+(tests/real/engine_worker.py says what else is replaced); operators that would be compiled are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def main() -> None:
         engine_worker.restore(groups, fresh)
         log.seek(0)
         log.truncate()
-        raised = _run(json.loads(line)["files"])
+        asked = json.loads(line)
+        engine_worker.become(asked["rank"])
+        raised = _run(asked["files"])
         answers.write(json.dumps({"raised": raised, "log": log.getvalue()}) + "\n")
         answers.flush()
 

@@ -55,6 +55,18 @@ def prepare() -> tuple[Any, dict[str, Any]]:
     return groups, _state(groups)
 
 
+def become(rank: int) -> None:
+    """Go on as another rank of the job."""
+    import torch
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if rank == torch.distributed.get_rank():
+        return
+    torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
+    os.environ["RANK"] = str(rank)
+
+
 def _judge() -> Callable[[str, int], BaseException | None]:
     import deepspeed
     import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,3 +108,25 @@ def test_any_place_is_answered(tmp_path: Path, what: str) -> None:
     ran = check(path)
     answered(ran)
     assert ran.returncode == (0 if what == "an empty folder" else 2)
+
+
+@pytest.mark.parametrize("named", ["ds_config.json", "folder", "folder/ds_config.json"])
+def test_what_may_not_be_read_is_said(tmp_path: Path, named: str) -> None:
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() == 0 and setpriv is None:
+        pytest.skip("setpriv is missing: root reads everything")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path in (tmp_path / "ds_config.json", folder / "ds_config.json"):
+        path.write_text('{"train_batch_size": 8}')
+        path.chmod(0)
+    folder.chmod(0)
+    dropped = ["-dac_override", "-dac_read_search"]
+    rights = [str(setpriv), f"--bounding-set={','.join(dropped)}", f"--inh-caps={','.join(dropped)}"]
+    command = [*(rights if os.geteuid() == 0 else []), sys.executable, "-m", "dslaunch", "check", named]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    folder.chmod(0o700)
+    assert ran.returncode == 2
+    assert ran.stderr == (
+        f"dslaunch: {named}: can't be read: Permission denied. Run as a user who may read it (`ls -ld {named}`).\n"
+    )

@@ -21,10 +21,12 @@ from dslaunch.rules import check  # noqa: E402
 from dslaunch.rules.settings import Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
 from tests.real.checkpoint_worker import CONFIG  # noqa: E402
+from tests.real.engine_worker import WORLD  # noqa: E402
+from tests.real.explained import leads_to  # noqa: E402
 
 RAISED = (
     "accelerate.optimizer", "autotp.model", "autotp.model-init", "experts.model", "moe.experts", "moe.groups",
-    "moe.options", "moe.zero3",
+    "moe.options", "moe.zero3", "script.no-optimizer",
     "optimizer.muon-dense", "optimizer.muon-heads", "optimizer.muon-parameters", "script.no-sync",
     "pipeline.dualpipev", "script.pipeline-module", "script.pipeline-mpu", "ulysses.attention", "ulysses.heads",
     "ulysses.length", "ulysses.ranks", "zero.leaf-script", "zero.quantized-size",
@@ -38,6 +40,7 @@ LOGGED = {
     "zero.leaf-class": "did not match any modules",
 }
 """Rules whose findings DeepSpeed says in its log, and goes on."""
+EMPTY = "pipeline.empty-stage"
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +55,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     assert process.stdout is not None
     stdin, stdout = process.stdin, process.stdout
 
-    def ask(files: dict[str, str]) -> dict[str, Any]:
-        stdin.write(json.dumps({"files": files}) + "\n")
+    def ask(files: dict[str, str], rank: int = 0) -> dict[str, Any]:
+        stdin.write(json.dumps({"files": files, "rank": rank}) + "\n")
         stdin.flush()
         answer = stdout.readline()
         assert answer, f"the process ended at {files}"
@@ -79,6 +82,14 @@ def test_what_is_called_an_error_is_raised(case: Case, run: Any) -> None:
     ours = [finding.rule for finding in found if finding.severity == "error"]
     answer = run(case.files)
     assert bool(ours) == (answer["raised"] is not None), (ours, answer)
+    assert answer["raised"] is None or leads_to(answer["raised"], ours), answer
+
+
+@pytest.mark.parametrize("case", [case for case in all_cases() if case.rule == EMPTY], ids=named)
+def test_the_last_stage_is_empty_where_layers_are_too_few(case: Case, run: Any) -> None:
+    ours = [f.rule for f in check(None, case.fileset(), case.settings) if f.severity == "error"]
+    raised = [run(case.files, rank)["raised"] for rank in (0, WORLD - 1)]
+    assert raised == [None, "ValueError('optimizer got an empty parameter list')" if EMPTY in ours else None]
 
 
 @pytest.mark.parametrize("case", judged(*LOGGED), ids=named)
@@ -109,6 +120,28 @@ def test_a_scheduler_of_another_optimizer_moves_that_one_alone(run: Any) -> None
     files = {"ds_config.json": json.dumps(CONFIG), "train.py": SCHEDULE}
     assert "script.client-scheduler" in {f.rule for f in check(None, read_fileset(files), Settings())}
     assert run(files)["raised"] is None
+
+
+AUTOCAST = """
+import deepspeed
+import torch
+
+model = torch.nn.Linear(8, 8)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config="ds_config.json")
+torch.set_autocast_enabled("cuda", True)  # as torch.autocast("cuda") does where there is a GPU
+try:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(torch.ones(1, 8)).dtype == torch.bfloat16
+        assert engine(torch.ones(1, 8)).dtype == torch.float32
+finally:
+    torch.set_autocast_enabled("cuda", False)
+"""
+
+
+def test_an_engine_switches_an_outer_autocast_off(run: Any) -> None:
+    answer = run({"ds_config.json": json.dumps(CONFIG), "train.py": AUTOCAST})
+    assert answer["raised"] is None
+    assert LOGGED["script.outer-autocast"] in answer["log"]
 
 
 def saved(folder: Path, world: int) -> set[str]:

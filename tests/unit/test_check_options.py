@@ -242,6 +242,65 @@ def test_an_expired_waiver_of_a_site_no_longer_counts(dslaunch: CommandLine, con
     ran = dslaunch(f"check {config} --config-dir {late} --json")
     assert "key.range" in {row["rule"] for row in ran.json["findings"]}
     assert [row["rule"] for row in ran.json["waived"]] == ["key.unknown"]
+    assert ran.err == "site: the waiver key.range:2020-01-01 has expired.\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("ds_config.json --world-size 8 --nodes 2 --ranks-per-node 8", "--nodes 2 * --ranks-per-node 8 make 16"),
+        ("ds_config.json --world-size 2 --nodes 3", "--world-size 2 leaves nodes without a rank"),
+        ("ds_config.json --world-size 8 --tp 3", "no multiple of --tp 3 * --pp 1 = 3. Give sizes"),
+        ("ds_config.json --accept batch", "--accept: No rule is called 'batch'. batch has batch.derived"),
+        ("", "name the files, or a recipe"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    dslaunch: CommandLine, config: Path, options: str, said: str
+) -> None:
+    ran = dslaunch("check", *options.split())
+    assert (ran.status, said in ran.err) == (2, True), ran.err
+
+
+def test_auto_in_a_file_that_the_script_hands_to_deepspeed_itself_is_an_error(
+    dslaunch: CommandLine, config: Path
+) -> None:
+    config.write_text('{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": "auto"}')
+    put("train.py", "import deepspeed\nengine, *_ = deepspeed.initialize(model=m, config='ds_config.json')\n")
+    alone = dslaunch("check", "ds_config.json", "--json").json["findings"]
+    beside = dslaunch("check", "ds_config.json", "train.py", "--json").json["findings"]
+    assert [(row["rule"], row["severity"]) for row in alone] == [("json.auto", "info")]
+    assert [(row["rule"], row["severity"]) for row in beside] == [("json.auto", "error")]
+
+
+MEGATRON = """\
+torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 256 --num-attention-heads 8 \
+  --seq-length 1024 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --lr 1e-4 --bf16 \
+  --tokenizer-type NullTokenizer --vocab-size 32000 {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "version", "severity"),
+    [
+        ("--overlap-grad-reduce --overlap-param-gather", "", "error"),
+        ("--multi-latent-attention --group-query-attention --num-query-groups 2", "", "info"),
+        ("--multi-latent-attention --group-query-attention --num-query-groups 2", "0.16", "error"),
+        ("--multi-latent-attention --group-query-attention --num-query-groups 2", "0.15", ""),
+        ("--deterministic-mode --use-flash-attn", "", ""),
+        ("--overlap-grad-reduce --overlap-param-gather --a-forks-own-flag", "", ""),
+    ],
+)
+def test_what_each_megatron_refuses_is_an_error_and_what_the_newest_refuses_is_said(
+    dslaunch: CommandLine, config: Path, more: str, version: str, severity: str
+) -> None:
+    put("run.sh", MEGATRON.format(more=more))
+    chosen = ["--megatron-version", version] if version else []
+    ran = dslaunch("check", "run.sh", "--json", "--ignore", "megatron.unknown-flag", *chosen)
+    found = [finding["severity"] for finding in json.loads(ran.out)["findings"]]
+    assert found == ([severity] if severity else [])
+    text = dslaunch("check", "run.sh", *chosen).out
+    assert ("megatron-core: version not known" in text) == (not version)
 
 
 def test_a_comment_waives_on_its_line_and_on_the_command_below(dslaunch: CommandLine, config: Path) -> None:

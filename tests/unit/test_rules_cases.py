@@ -11,7 +11,9 @@ import dslaunch.rules
 from dslaunch.errors import ConfigError
 from dslaunch.files.fileset import read_fileset
 from dslaunch.rules import check, page, rules
+from dslaunch.rules.checking import fails
 from dslaunch.rules.known import told
+from tests.cases.examples import examples
 from tests.cases.load import Case, all_cases
 
 CASES = all_cases()
@@ -41,6 +43,8 @@ def test_rule_says_for_which_versions_it_was_verified(rule_id: str) -> None:
     rule = rules()[rule_id]
     assert re.search(r"\d+\.\d+|#\d+|dslaunch's own", rule.evidence), rule.evidence
     assert f"Evidence: {rule.evidence}." in page(rule_id)
+    holds = re.search(r"Holds for [\w-]+( since [\d.]+)?,?( until [\d.]+)?\.", page(rule_id))
+    assert bool(holds) == bool(rule.since or rule.until)
     assert "DeepSpeed:" not in rule.evidence or rule.since or "Verified on DeepSpeed 0.19.8 only" in page(rule_id)
 
 
@@ -48,23 +52,19 @@ def test_rule_says_for_which_versions_it_was_verified(rule_id: str) -> None:
 def test_page_has_its_parts_and_its_examples_are_true(rule_id: str) -> None:
     text = page(rule_id)
     assert text.startswith(f"# {rule_id}\n")
-    examples = re.findall(r"## (Bad|Good)\n\n```(\w+)\n(.*?)```", text, re.DOTALL)
-    assert [kind for kind, _, _ in examples] == ["Bad", "Good"]
+    assert [example.bad for example in examples(rule_id)] == [True, False]
     assert re.search(r"## Sources\n\n- \S", text)
-    settings = next(case.settings for case in CASES if rule_id in {rule for rule, _ in case.expect})
-    for kind, language, example in examples:
-        files = read_fileset({_named(language, example): example})
-        if language != "text":
-            found = {f.rule for f in check(None, files, told(files, settings))}
-            assert (rule_id in found) == (kind == "Bad"), (kind, found)
+    for example in examples(rule_id):
+        files = read_fileset(example.files)
+        found = check(None, files, told(files, example.settings)) if example.files else ()
+        named = {finding.rule for finding in found}
+        assert not example.files or (rule_id in named) == example.bad, (example, named)
+        assert example.bad or not fails(found, "wrong"), found
 
 
-def _named(language: str, example: str) -> str:
-    """The file that an example stands for; one in `text` is an excerpt, which tells too little to be checked."""
-    if language in ("sh", "bash"):
-        return "job.sbatch" if "#SBATCH" in example else "run.sh"
-    names = {"json": "ds_config.json", "python": "train.py", "yaml": "accelerate.yaml", "text": "excerpt"}
-    return names[language]
+def test_most_examples_are_whole_files() -> None:
+    whole = [rule_id for rule_id in rules() if all(example.files for example in examples(rule_id))]
+    assert len(whole) >= 215, len(whole)
 
 
 def test_unknown_rule_names_the_nearest() -> None:

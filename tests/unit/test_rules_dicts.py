@@ -88,6 +88,37 @@ def test_no_value_that_is_open_leads_to_a_finding_of_its_own() -> None:
     assert tried > 1500
 
 
+BAD, GOOD = "{'train_batch_size': 8, 'unknown': 1}", "{'train_batch_size': 8}"
+READ = "deepspeed.initialize(model=m, config=config)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found_at"),
+    [
+        ([f"if deep: config = {BAD}", f"else: config = {BAD}", READ], {2, 3}),
+        ([f"config = {GOOD}", "if deep:", f"    config = {BAD}", READ], {4}),
+        ([f"config = {BAD}", f"config = {GOOD}", READ], set()),
+        ([f"config = {BAD}", "config = merged(config)", READ], set()),
+        ([f"config = {GOOD}", READ, f"config = {BAD}"], set()),
+        (["if deep:", f"    config = {BAD}", f"    config = {GOOD}", READ], set()),
+        (["try:", f"    config = {BAD}", "except OSError:", f"    config = {GOOD}", READ], {3}),
+        (["def one():", f"    config = {BAD}", f"    {READ}", f"def two(config={GOOD}):", f"    {READ}"], {3}),
+        (["def one(config):", f"    {READ}", f"config = {BAD}"], set()),
+        ([f"config = {GOOD}", "def one():", f"    {READ}", f"config = {BAD}", "one()"], {5}),
+        (["def made():", "    if deep:", f"        return {BAD}", f"    return {GOOD}",
+          "deepspeed.initialize(model=m, config=made())"], {4}),
+        ([f"config: dict[str, Any] = {BAD}", READ], {2}),
+        ([f"config = {BAD}", "config |= more", READ], set()),
+        ([f"config = {BAD}", READ, READ], {2}),
+    ],
+)  # fmt: skip
+def test_each_dictionary_that_may_reach_the_call_is_read(lines: list[str], found_at: set[int]) -> None:
+    text = "\n".join(["import deepspeed", *lines]) + "\n"
+    findings = check(None, read_fileset({"train.py": text}), CASES[0].settings)
+    unknown = [int(finding.where.split(":")[1]) for finding in findings if finding.rule == "key.unknown"]
+    assert sorted(unknown) == sorted(found_at), findings
+
+
 def test_a_script_of_very_many_configurations_is_read_in_part() -> None:
     made = "deepspeed.initialize(model=m, config={'train_batch_size': 8, 'unknown': 1})\n"
     findings = check(None, read_fileset({"train.py": f"import deepspeed\n{made * 500}"}), CASES[0].settings)
