@@ -10,7 +10,7 @@ do so where they are told.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.records import Record
 
@@ -46,12 +46,8 @@ def software(record: Record) -> dict[str, Any]:
         "half_gradients": recipe or (record.precision == "fp16" and record.framework.startswith("Megatron-")),
         "overlap_tp": "asynctp" in words
         or (recipe and (record.gpus_per_node or 8) == 8 and record.model.moe is None),
-        "overlap_ep": 'moe_a2a_overlap": "true' in words
-        or "1f1b overlap" in words
-        or "ep overlap on" in words,
-        "dispatcher": "deepep"
-        if recipe and "alltoall" not in words and "(A2A)" not in record.framework
-        else "alltoall",
+        "overlap_ep": _overlaps_experts(record, words),
+        "dispatcher": _dispatcher(record, words),
         "graphs": _graphs(record, words),
         "fused_experts": _fused_experts(record),
         "dequantising": 20.0 if (record.source.repo or "").startswith("QwenLM/") else 5.0,
@@ -62,9 +58,38 @@ def software(record: Record) -> dict[str, Any]:
 def _fused_experts(record: Record) -> bool:
     """Megatron-Bridge's MXFP8 recipes of mixtures since its container 26.06 (NVTE_CUTEDSL_FUSED_GROUPED_MLP in
     src/megatron/bridge/perf_recipes)."""
-    version = re.match(r"(\d\d)\.(\d\d)", record.framework_version or "")
-    newer = version is not None and (int(version[1]), int(version[2])) >= (26, 6)
-    return newer and "Bridge" in record.framework and record.precision == "mxfp8" and record.model.moe is not None
+    mixture = "Bridge" in record.framework and record.model.moe is not None
+    return mixture and _container(record) >= (26, 6) and record.precision == "mxfp8"
+
+
+def _container(record: Record) -> tuple[int, int]:
+    """(year, month) of NeMo's container, by the version that a record names; (0, 0): none."""
+    found = re.match(r"(\d\d)\.(\d\d)", record.framework_version or "")
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _overlaps_experts(record: Record, words: str) -> bool:
+    """What a record says; else as Megatron-Bridge's recipes of mixtures do, but for hybrids: on H100 in v0.2 and
+    v0.3, of containers 25.11 and 26.02, and in MXFP8 since v0.5, of 26.06 (scripts/performance/configs)."""
+    said = ('moe_a2a_overlap": "true', "1f1b overlap", "ep overlap on")
+    if any(phrase in words for phrase in said):
+        return True
+    mixture = record.model.moe is not None and record.model.pattern is None
+    if "Bridge" not in record.framework or not mixture or "moe_a2a_overlap" in words:
+        return False
+    when = _container(record)
+    if (record.gpu.type or "").startswith("H100"):
+        return (25, 11) <= when < (26, 4)
+    return when >= (26, 6) and record.precision == "mxfp8"
+
+
+def _dispatcher(record: Record, words: str) -> Literal["alltoall", "deepep"]:
+    """Recipes take DeepEP or HybridEP; Megatron-Bridge's did so on nodes of 8 since v0.3, of container 26.02."""
+    if not is_recipe(record) or "alltoall" in words or "(A2A)" in record.framework:
+        return "alltoall"
+    early = "Bridge" in record.framework and (0, 0) < _container(record) < (26, 2)
+    flex = any(name in words for name in ("deepep", "hybridep"))
+    return "alltoall" if early and not flex and (record.gpu.type or "").startswith(("B", "H")) else "deepep"
 
 
 def _graphs(record: Record, words: str) -> bool:

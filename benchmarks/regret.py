@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from benchmarks.crossval import Held
 from benchmarks.errors import Error, errors
@@ -16,10 +17,12 @@ class Sweep:
     name: str
     runs: int
     picked: str
-    """Id of the run that is foreseen as the fastest."""
+    """Id of a run of the layout that is foreseen as the fastest."""
     best: str
+    """Of the layout that was."""
     regret: float
-    """Measured step time of the picked one over the best one's, less 1."""
+    """Measured step time of the picked layout over the best one's, less 1; a layout that was measured more than
+    once has the mean of its times."""
 
 
 def sweeps(held: Sequence[Held]) -> list[Sweep]:
@@ -34,18 +37,22 @@ def sweeps(held: Sequence[Held]) -> list[Sweep]:
 
 
 def _sweep(name: str, runs: list[Error]) -> Sweep:
-    picked = min(runs, key=lambda run: run.predicted)
-    best = min(runs, key=lambda run: run.measured)
-    regret = picked.measured / best.measured - 1
-    return Sweep(name, len(runs), picked.record.id, best.record.id, regret)
+    repeated: dict[tuple[object, ...], list[Error]] = {}
+    for run in runs:  # one layout under other software has another prediction
+        repeated.setdefault((*_layout(run), run.predicted), []).append(run)
+    layouts = [(alike[0], fmean(run.measured for run in alike)) for alike in repeated.values()]
+    picked, took = min(layouts, key=lambda layout: layout[0].predicted)
+    best, least = min(layouts, key=lambda layout: layout[1])
+    return Sweep(name, len(runs), picked.record.id, best.record.id, took / least - 1)
 
 
 def _sweep_of(error: Error) -> str:
     """What must be alike for two runs to be rivals."""
     r = error.record
+    shape = f"{r.model.layers} layers of {r.model.hidden} with {r.model.heads} heads"
     alike = (
-        r.source.title, r.model.name, r.gpu.type, r.n_gpus, r.seq_len, r.global_batch, r.precision, r.category,
-        r.framework_version,
+        r.source.title, r.model.name, shape, r.gpu.type, r.n_gpus, r.seq_len, r.global_batch, r.precision,
+        r.category, r.framework_version,
     )  # fmt: skip
     return ", ".join(str(part) for part in alike if part is not None)
 

@@ -2,6 +2,7 @@
 
 Nothing here predicts: what a record does not say is filled in by what its framework does unless told otherwise,
 each with the reason beside it. Where a fact is missing without which nobody could predict, the record is refused.
+An extra key of a record, `software`, holds fields of `dslaunch.hardware.software.Software` that its source tells.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ def software_of(record: Record) -> Software:
     found = replace(found, **family.software(record))
     if torch_family.every_second_layer(record):
         found = replace(found, recompute_layers=-(-(record.model.layers or 0) // 2))
-    return found
+    said: dict[str, Any] = (record.model_extra or {}).get("software") or {}
+    more: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in said.items()}
+    return replace(found, **more)
 
 
 def _layered(config: RunConfig) -> list[tuple[str, Any]]:

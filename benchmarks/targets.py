@@ -38,9 +38,8 @@ class Target:
 
 def targets(held: Sequence[Held]) -> list[Target]:
     """Every target with what cross-validation reaches."""
-    found = all_errors(held)
-    graded = [error for error in found if error.record.quality == "A"]
-    memory = [e for e in graded if e.kind == "memory" and e.quantity in ALLOCATOR]
+    found, best = all_errors(held), graded(held)
+    memory = [e for e in best if e.kind == "memory" and e.quantity in ALLOCATOR]
     peak, simumax = over_sources(memory), summary(e for e in memory if "SimuMax" in e.record.source.title)
     return [
         Target("peak memory, median", 0.03, peak and peak.median),
@@ -49,20 +48,36 @@ def targets(held: Sequence[Held]) -> list[Target]:
         Target("peak memory of SimuMax's rows, mean", 0.014, simumax and simumax.mean),
         Target("fits facts called fitting", 0.97, _share(held, _fits, lambda h: h.predicted.fits), at_least=True),
         Target("OOM facts called OOM", 0.90, _share(held, _oom, lambda h: not h.predicted.fits), at_least=True),
-        *_time(found, graded),
+        *_time(found, best),
         *_regrets(held),
         Target("records refused", 0.05, statistics.fmean(h.predicted.refused is not None for h in held)),
     ]
 
 
-def _time(found: Sequence[Error], graded: Sequence[Error]) -> list[Target]:
-    usual = over_sources(
-        e for e in graded
-        if e.kind == "time" and e.record.category == "pretrain" and e.record.gpu.type in _CALIBRATED_GPUS
-    )  # fmt: skip
-    other = over_sources(
-        e for e in graded if e.kind == "time" and e.record.gpu.type not in _CALIBRATED_GPUS
-    )  # fmt: skip
+def graded(held: Sequence[Held]) -> list[Error]:
+    """Of records of quality A."""
+    return [error for error in all_errors(held) if error.record.quality == "A"]
+
+
+def usual_pretraining(found: Sequence[Error]) -> list[Error]:
+    """Step times on the GPUs that most is known of."""
+    times = [e for e in found if e.kind == "time" and e.record.category == "pretrain"]
+    return [e for e in times if e.record.gpu.type in _CALIBRATED_GPUS]
+
+
+def on_other_gpus(found: Sequence[Error]) -> list[Error]:
+    """Step times on all others."""
+    return [e for e in found if e.kind == "time" and e.record.gpu.type not in _CALIBRATED_GPUS]
+
+
+def called_wrong(held: Sequence[Held]) -> list[Held]:
+    """Facts about memory that are called wrong: what ran out and is said to fit, and the other way round."""
+    known = [h for h in held if h.predicted.refused is None and (_fits(h) or _oom(h))]
+    return [h for h in known if bool(h.predicted.fits) == _oom(h)]
+
+
+def _time(found: Sequence[Error], best: Sequence[Error]) -> list[Target]:
+    usual, other = over_sources(usual_pretraining(best)), over_sources(on_other_gpus(best))
     calculon = summary(e for e in found if e.kind == "time" and "calculon" in e.record.source.title)
     vtrain = summary(e for e in found if e.kind == "time" and "multi-node validation" in e.record.source.title)
     return [

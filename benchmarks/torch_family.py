@@ -1,7 +1,6 @@
 """What programs on PyTorch and Hugging Face do unless told otherwise: by a record's framework, date and notes.
 
-Extra keys of a record, where its source says more than the form has room for: `software` (fields of
-`dslaunch.hardware.software.Software`) and `lora` (rank and targets).
+An extra key of a record, where its source says more than the form has room for: `lora` (rank and targets).
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def software(record: Record) -> dict[str, Any]:
         found |= {"loss": "fused", "joined_ends": True, "expandable_segments": False}
     elif any(word in name for word in ("hf", "swift", "qlora")):
         found |= _hugging_face(record)
-    return found | dict((record.model_extra or {}).get("software") or {})
+    return found
 
 
 def _hugging_face(record: Record) -> dict[str, Any]:

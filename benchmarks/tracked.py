@@ -14,36 +14,61 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.processes import run_ranks
 from dslaunch.cli import run
 from dslaunch.launch.execute import free_port
 from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_json
+from dslaunch.runtime.data import Batch, Digits, open_digits
 from dslaunch.runtime.grid import grid_of
 
 RANKS = 8
 MIB = 2**20
 WORDS = (
     "recipe=vla_tiny", "cluster=local", "strategy=hetero", "training.precision=bf16", "training.global_batch=64",
-    "model.components.vision_encoder.hidden=256", "model.components.vision_encoder.ffn=1024",
-    "model.components.projector.dims=[256,512,512]", "model.components.llm.hidden=512",
-    "model.components.llm.ffn=2048", "model.components.llm.layers=8",
+    "training.seq_len=128", "data.path=benchmarks.tracked:every_token",
+    "model.components.projector.dims=[64,512,512]",
+    "model.components.llm.hidden=512", "model.components.llm.ffn=2048", "model.components.llm.layers=8",
+    "model.components.llm.heads=8", "model.components.llm.kv_heads=4", "model.components.llm.vocab=4096",
+    "model.components.llm.max_positions=512",
 )  # fmt: skip
-"""The recipe with wider layers, so that weights and activations are more than what any process holds."""
+"""The recipe with a wider decoder over longer samples: states, activations and logits are all more than what any
+process holds."""
+TOWER = (
+    "model.components.vision_encoder.hidden=512 model.components.vision_encoder.ffn=2048 "
+    "model.components.vision_encoder.layers=8 model.components.projector.dims=[512,512,512] "
+    "model.components.llm.layers=4"
+)
+"""A tower as large as the decoder."""
+APART = (
+    "strategy.vision_encoder.tp=1 strategy.vision_encoder.dp=2 strategy.vision_encoder.rank_offset=0 "
+    "strategy.projector.dp=2 strategy.projector.micro_batch=8 strategy.projector.rank_offset=0 "
+    "strategy.llm.pp=3 strategy.llm.tp=1 strategy.llm.dp=2 strategy.llm.rank_offset=2 "
+    "strategy.llm.layers_per_stage=[3,3,2]"
+)
+"""The decoder on ranks of its own."""
+NAMES = {APART: "the decoder on six ranks of its own, in three stages", TOWER: "a tower as large as the decoder"}
+"""Of layouts that are long to write."""
 LAYOUTS = (
     "",
     "strategy.llm.pp=4 strategy.llm.dp=1",
     "strategy.llm.vpp=2",
     "strategy.llm.recompute=full",
     "strategy.llm.recompute=none strategy.vision_encoder.recompute=none",
-    "strategy.llm.pp=1 strategy.llm.dp=4 strategy.llm.zero=2",
-    "strategy.llm.pp=1 strategy.llm.dp=4 strategy.llm.zero=3",
-    "strategy.llm.tp=1 strategy.llm.dp=4",
+    "training.schedule=gpipe",
     "strategy.llm.micro_batch=4",
+    "strategy.llm.tp=1 strategy.llm.dp=4",
+    "strategy.llm.pp=1 strategy.llm.dp=4 strategy.llm.zero=2",
+    "strategy.llm.pp=1 strategy.llm.tp=4 strategy.llm.dp=2 strategy.llm.zero=2",
+    "strategy.llm.pp=1 strategy.llm.dp=4 strategy.llm.zero=3",
+    "training.grad_accum_dtype=bf16",
     "training.precision=fp32",
+    "training.precision=fp32 strategy.llm.zero=0",
+    APART,
+    TOWER,
 )
 
 
@@ -59,22 +84,40 @@ class Tracked:
         return self.measured / self.ledger
 
 
+@dataclass(frozen=True)
+class EveryToken:
+    """The recipe's digits with a label on each token: the ledger reckons with logits of all of them."""
+
+    digits: Digits
+
+    def at(self, numbers: Iterable[int]) -> Batch:
+        batch = self.digits.at(numbers)
+        return replace(batch, labels=batch.tokens.clone())
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print a table in Markdown."""
     parser = argparse.ArgumentParser("python -m benchmarks.tracked", description=__doc__.splitlines()[0])
-    parser.parse_args(arguments)
+    parser.add_argument("--first", type=int, default=0, help="layouts to leave out")
+    parser.add_argument("--number", type=int, default=len(LAYOUTS), help="layouts to run")
+    asked = parser.parse_args(arguments)
     print("| words beside the recipe's | fullest rank, MiB | its ledger, MiB | ratio | ratios of all ranks |")
     print("|---|---|---|---|---|")
-    for words in LAYOUTS:
+    for words in LAYOUTS[asked.first : asked.first + asked.number]:
         ranks = measured(words.split())
         fullest = max(ranks, key=lambda rank: rank.measured)
         ratios = sorted(rank.ratio for rank in ranks)
         print(
-            f"| {words} | {fullest.measured / MIB:.1f} | {fullest.ledger / MIB:.1f} | {fullest.ratio:.3f} | "
-            f"{ratios[0]:.3f} to {ratios[-1]:.3f} |",
+            f"| {NAMES.get(words, words)} | {fullest.measured / MIB:.1f} | {fullest.ledger / MIB:.1f} | "
+            f"{fullest.ratio:.3f} | {ratios[0]:.3f} to {ratios[-1]:.3f} |",
             flush=True,
         )
     return 0
+
+
+def every_token(plan: Plan) -> EveryToken:
+    """The data set of these runs."""
+    return EveryToken(open_digits(replace(plan, files=replace(plan.files, data_path="digits"))))
 
 
 def measured(words: Sequence[str]) -> list[Tracked]:
@@ -89,7 +132,8 @@ def measured(words: Sequence[str]) -> list[Tracked]:
         port = free_port()
         run_ranks(context, _rank, [(folder, rank, port) for rank in range(RANKS)])
         plan = _plan(folder)
-        prediction = prediction_from_json((Path(folder) / "prediction.json").read_text(encoding="utf-8"), folder)
+        text = (Path(folder) / "prediction.json").read_text(encoding="utf-8")
+        prediction = prediction_from_json(text, folder)
         return [
             Tracked(json.loads((Path(folder) / f"{rank}.json").read_text()), ledger(plan, prediction, rank))
             for rank in range(RANKS)

@@ -116,9 +116,9 @@ def refusals(
             f"training.precision is {precision}; {engine.name} takes {listed(sorted(engine.precisions))}"
         )
     if engine.single_decoder and (len(layouts) != 1 or decoders != 1):
-        found.append(
-            f"the model has {len(layouts)} components ({listed(layouts)}); {engine.name} takes a single decoder"
-        )
+        names = listed(layouts)
+        has = f"one component, {names}" if len(layouts) == 1 else f"{len(layouts)} components ({names})"
+        found.append(f"the model has {has}; {engine.name} takes a single decoder")
     takes_pp = "pp" in engine.degrees
     if takes_pp and any(layout.pp > 1 for layout in layouts.values()) and schedule not in engine.schedules:
         found.append(

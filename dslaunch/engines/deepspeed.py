@@ -40,14 +40,32 @@ def states(case: StateCase) -> StateBytes:
         gradients = float(width)
     if case.offload == "none":
         optimizer = master / n if case.zero else master
-        step = 4.0 / n if case.zero and accum < 4 else 0.0
-        return StateBytes(weights, gradients, optimizer, step=step)
+        return StateBytes(weights, gradients, optimizer, step=_step(case.zero, n, width, accum))
     gpu_gradients = 0.0 if case.zero >= 2 else gradients
     away = 16.0 / n + (weights if case.offload.endswith("_params") else 0.0)
     on_gpu = 0.0 if case.offload.endswith("_params") else weights
     if case.offload.startswith("nvme"):
         return StateBytes(on_gpu, gpu_gradients, 0.0, nvme=away)
     return StateBytes(on_gpu, gpu_gradients, 0.0, host=away)
+
+
+def _step(zero: int, shards: int, width: int, accum: int) -> float:
+    """Copies of gradients while they are reduced and the optimizer steps, beside the gradients themselves.
+
+    BF16_Optimizer's flat fp32 gradients are reduced whole, as a copy in communication_data_type, which is bf16
+    with the model (runtime/engine.py: buffered_allreduce_fallback, allreduce_bucket). ZeRO joins a shard's
+    gradients into one tensor, and copies that to fp32; stage 1 has dropped those of the other shards by then, and
+    stage 2 adds up micro-batches in one tensor (runtime/zero/stage_1_and_2.py: step; stage3.py:
+    _prepare_fp32_grad_for_sub_group; all of 0.19.8).
+    """
+    if zero == 0:
+        return 0.0
+    if zero == 1 and accum > width:
+        return float(width)
+    copies = (accum + (4.0 if accum < 4 else 0.0)) / shards
+    if zero == 1:
+        return max(0.0, copies + accum / shards - accum)
+    return copies if zero == 3 or accum < 4 else 0.0
 
 
 ENGINE = Engine(

@@ -10,6 +10,8 @@ PERSISTENT = 100_000
 """ZeRO-3: parameters up to this size stay whole on every rank (DeepSpeed's default, written out)."""
 LIVE = 1_000_000_000
 """ZeRO-3: parameters gathered at one time (DeepSpeed's default, written out)."""
+ZERO3_SUB_GROUP = 1_000_000_000
+"""Elements of a rank's shard that the optimizer steps over at a time (DeepSpeed's default of sub_group_size)."""
 NVME_SUB_GROUP = 100_000_000
 """Elements of a rank's shard that the optimizer takes from NVMe at a time."""
 NVME_OPTIMIZER_BUFFERS = 4

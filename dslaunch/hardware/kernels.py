@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dslaunch.hardware.efficiency import Tables, architecture
-from dslaunch.hardware.software import Software
+from dslaunch.hardware.software import Fp8, Software
 from dslaunch.schema.cluster import Gpu
 
 _MULTIPROCESSORS = {
@@ -24,10 +24,10 @@ _SPLITS = (1, 2, 4, 8)
 """Parts into which a long inner width is cut where there are too few tiles."""
 _SHORT = 256
 """Tokens at which fused attention reaches half of its speed."""
-_NARROW = {"none": 1.0, "tensorwise": 1.0, "mxfp8": 1.0, "blockwise": 0.85, "rowwise": 0.6, "nvfp4": 1.5}
-"""Products by their scaling, against those of fp8 with one scale for a tensor. fp4's peak is twice that of
-fp8, of which scales of 16 elements and Hadamard transforms take a part; rowwise products were no faster than
-bf16's in pytorch/torchtitan: benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md."""
+_NARROW = {"none": 1.0, "tensorwise": 1.0, "mxfp8": 1.0, "blockwise": 0.85, "rowwise": 0.6, "nvfp4": 0.75}
+"""Products by their scaling, against the share of the peak that fp8 with one scale for a tensor reaches. Of fp4,
+scales of 16 elements and Hadamard transforms take a part; rowwise products were no faster than bf16's in
+pytorch/torchtitan: benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md."""
 _ALIGNED, _UNALIGNED = 64, 0.72
 """Elements that a width has to be a multiple of for the fastest kernels, and the speed of others: NVIDIA's
 guide to matrix multiplication names 64 for fp16 on the A100; BLOOM's trials reached 94 TFLOPS with a hidden
@@ -121,7 +121,7 @@ def device(gpu: Gpu, tables: Tables, precision: str, software: Software) -> Devi
     rates = tables.gpu(gpu)
     return Device(
         peak=_peak(gpu, precision) * 1e12 * rates.matrix,
-        narrow=_narrow_peak(gpu) * 1e12 * rates.narrow * _NARROW[software.fp8],
+        narrow=_narrow_peak(gpu, software.fp8) * 1e12 * rates.narrow * _NARROW[software.fp8],
         attention=_peak(gpu, precision)
         * 1e12
         * (rates.own_attention if software.own_attention else rates.attention),
@@ -135,5 +135,7 @@ def _peak(gpu: Gpu, precision: str) -> float:
     return peaks.get(precision, peaks.get("fp32", 1.0))
 
 
-def _narrow_peak(gpu: Gpu) -> float:
-    return gpu.peak_tflops.get("fp8", _peak(gpu, "bf16"))
+def _narrow_peak(gpu: Gpu, scaling: Fp8) -> float:
+    """Of fp4 where that is what the products are in and the hardware has it, else of fp8."""
+    of_fp8 = gpu.peak_tflops.get("fp8", _peak(gpu, "bf16"))
+    return gpu.peak_tflops.get("fp4", of_fp8) if scaling == "nvfp4" else of_fp8

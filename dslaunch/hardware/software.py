@@ -6,8 +6,9 @@ Megatron does, under Hugging Face's layers as they do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Family = Literal["megatron", "transformers", "torch"]
 """Whose layers run: Megatron's (fused, Transformer Engine where it is installed), Hugging Face's eager
@@ -41,12 +42,16 @@ class Software:
     fusion)."""
     alltoall_context: bool = False
     """Context parallelism exchanges heads for tokens around attention; otherwise keys and values go round."""
+    offloaded_layers: int = 0
+    """Layers whose kept tensors wait in host memory (Megatron's cpu_offloading_num_layers)."""
     offloaded_modules: tuple[str, ...] = ()
     """Modules whose kept tensors wait in host memory, in Megatron's words."""
     half_moments: bool = False
     """The optimizer's two moments are in 16 bits."""
     balanced_routing: bool = False
     """Tokens are dealt to experts evenly, whatever the router says."""
+    known_counts: bool = False
+    """No counts of tokens travel before the tokens do: an expert takes a fixed number, or a rank gathers all."""
     grouped_products: bool = False
     """Products of all experts of a rank run side by side, each stream with a workspace of its own."""
     fused_experts: bool = False
@@ -61,6 +66,9 @@ class Software:
     """torch.compile joins kernels that compute little."""
     upcast_norms: bool = False
     """RMSNorm is single operations on a copy in fp32, not one kernel."""
+    composed_norms: bool = False
+    """torch's own RMSNorm is single operations in fp32, the product with its weight among them: on CPUs
+    (aten/src/ATen/native/layer_norm.cpp, rms_norm_composite, 2.13)."""
     repeated_kv: bool = False
     """Keys and values are copied for each query head before attention."""
     logits_upcast: bool = False
@@ -104,6 +112,26 @@ class Software:
     """Kernels are started by CUDA graphs, most of them without the host."""
     dispatcher: Literal["alltoall", "deepep"] = "alltoall"
     """How tokens reach their experts: once for each expert, or once for each node that has some of them."""
+
+    def __hash__(self) -> int:
+        """Of a few fields: it is part of the keys of what is reckoned once, and looked up often."""
+        return hash((self.family, self.fp8, self.loss, self.flash_attention, self.dispatcher, self.compiled))
+
+
+_SCALINGS: dict[str, Fp8] = {"blockwise": "blockwise", "mxfp8": "mxfp8"}
+"""Of Megatron's --fp8-recipe; delayed, the default, and tensorwise have one scale for a tensor."""
+
+
+def narrow_products(flags: Mapping[str, Any]) -> Fp8:
+    """What the matrix products are in, by Megatron's flags without their dashes.
+
+    Source: NVIDIA/Megatron-LM:megatron/training/arguments.py, core_v0.12.0 to core_v0.19.0.
+    """
+    if flags.get("fp4-format"):
+        return "nvfp4"
+    if flags.get("fp8-format"):
+        return _SCALINGS.get(str(flags.get("fp8-recipe")), "tensorwise")
+    return "none"
 
 
 PLAIN = Software("torch")

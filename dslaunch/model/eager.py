@@ -4,7 +4,8 @@ Autograd keeps what each operation's derivative reads. In bytes a token and rank
 bf16), for single operations; what is compiled, or a kernel of its own, keeps less:
 
     LayerNorm, or RMSNorm as one kernel        w h   its input
-    RMSNorm as single operations               4 h   its input in fp32; w h more where its weight trains
+    RMSNorm as single operations               4 h   its input in fp32; w h more where its weight trains,
+                                                     4 h by torch's own on CPUs
     input of a linear layer                    w in  once for all that read it, where one of them trains
     input of an adapter                        w in for each adapter, and 1 for each mask of its dropout
     flash attention                            w (q + k + v + o), 4 a head; k and v a query head's where
@@ -120,14 +121,19 @@ def _branches_bytes(component: Layered, layer: Block, run: Pass, trains: bool) -
 def _norm_bytes(component: Layered, run: Pass, trains: bool) -> float:
     """What one norm of hidden width keeps."""
     w = run.width
+    if _is_rms(component) and run.software.composed_norms:
+        return run.tokens * component.hidden * run.whole * _FP32 * (1 + trains)
     each = (_FP32 + w * trains if w < _FP32 else w * (1 + trains)) if _upcasts(component, run) else w
     return run.tokens * component.hidden * run.whole * each
 
 
 def _upcasts(component: Component, run: Pass) -> bool:
-    rms = getattr(component, "norm", "layernorm") == "rmsnorm"
     single = run.software.upcast_norms or run.software.family == "transformers"
-    return rms and single and not run.software.compiled
+    return _is_rms(component) and single and not run.software.compiled
+
+
+def _is_rms(component: Component) -> bool:
+    return getattr(component, "norm", "layernorm") == "rmsnorm"
 
 
 def _modulated(factors: int) -> int:
@@ -253,11 +259,28 @@ def logits_bytes(component: Component, run: Pass) -> float:
     """
     if not isinstance(component, Decoder):
         return 0.0
-    norm = (run.width + (_FP32 if _upcasts(component, run) else 0)) * run.whole + run.width
+    norm = _final_norm_width(component, run)
     if run.software.loss == "chunked":
         norm += 2 * run.width
     once = norm * component.hidden + padded_vocab(component, run.tp) * _loss_width(run)
     return run.tokens * once * (1 + component.mtp_layers)
+
+
+def kept_loss_bytes(component: Component, run: Pass) -> float:
+    """Of what `logits_bytes` counts for a plain loss, bytes that stay until its backward pass where other
+    micro-batches run between: log-probabilities, and under tensor parallelism their exponents too."""
+    if not isinstance(component, Decoder):
+        return 0.0
+    kept = _FP32 * (2 if run.tp > 1 else 1)
+    once = _final_norm_width(component, run) * component.hidden + padded_vocab(component, run.tp) * kept
+    return run.tokens * once
+
+
+def _final_norm_width(component: Decoder, run: Pass) -> float:
+    """Bytes of hidden width: what the final norm keeps, and the head's input."""
+    if _is_rms(component) and run.software.composed_norms:
+        return 2 * _FP32 * run.whole + run.width
+    return (run.width + (_FP32 if _upcasts(component, run) else 0)) * run.whole + run.width
 
 
 def _loss_width(run: Pass) -> float:

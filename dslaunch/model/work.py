@@ -169,10 +169,13 @@ def _of_experts(block: Block, run: Pass) -> int:
     """Kernels that choose experts, sort tokens and put them together again; in fp8 their inputs are cast apart.
 
     Where counts of tokens are exchanged first, the host waits for them: as long as starting the difference takes.
+    Where the exchange runs beside another micro-batch's computation, the host waits beside that too.
     """
     if block.experts is None:
         return 0
-    return (14 if run.software.dispatcher == "deepep" else 45) + (6 if run.software.fp8 != "none" else 0)
+    software = run.software
+    waits = software.dispatcher == "alltoall" and not (software.known_counts or software.overlap_ep)
+    return (45 if waits else 14) + (6 if run.software.fp8 != "none" else 0)
 
 
 @lru_cache(maxsize=4096)

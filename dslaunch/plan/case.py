@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Literal
 
 from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
 from dslaunch.hardware.corrections import Correction
 from dslaunch.hardware.efficiency import Tables
-from dslaunch.hardware.software import OF_ENGINE, Software
+from dslaunch.hardware.software import OF_ENGINE, Fp8, Software, narrow_products
 from dslaunch.model.params import Counts, counts, trained_layers
 from dslaunch.model.passes import Pass
 from dslaunch.model.tokens import Reads, own_tokens, reads
@@ -29,6 +31,8 @@ class Case:
     layout: Layout
     grad_accum_dtype: str
     software: Software
+    held_ahead: int = 0
+    """Micro-batches that a component before a trunk on other ranks holds; 0: all of a step."""
 
     def correction(self, tables: Tables) -> Correction:
         """What the site's own runs correct of the ledgers."""
@@ -146,13 +150,14 @@ class Case:
     def in_flight(self, stage: int) -> float:
         """Micro-batches whose activations the stage holds at its fullest moment.
 
-        1F1B: min(m, p - i). GPipe, and encode-all: m. Interleaved: the first stage holds p (1 + (p-1)/(pv)),
-        Megatron's warm-up of 2(p-i-1) + (v-1)p chunks and one (arXiv:2104.04473 section 2.2).
+        1F1B: min(m, p - i). GPipe, and encode-all: m, or what is ahead of a trunk on other ranks. Interleaved:
+        the first stage holds p (1 + (p-1)/(pv)), Megatron's warm-up of 2(p-i-1) + (v-1)p chunks and one
+        (arXiv:2104.04473 section 2.2).
         """
         m, p, v = self.layout.num_microbatches, self.layout.pp, self.layout.vpp
         schedule = self.config.training.schedule
         if self.encode_all:
-            return m
+            return self.held_ahead or m
         if p == 1 or self.software.naive_split:
             return 1
         if schedule == "gpipe":
@@ -174,8 +179,46 @@ def cases(
     Args:
         software: what runs; the engine's usual layers where it is None.
     """
-    runs = software or replace(OF_ENGINE[engine.name], dispatcher=config.strategy.dispatcher)
-    return {n: Case(config, engine, n, layout, grad_accum_dtype, runs) for n, layout in layouts.items()}
+    composed = engine.name == "native" and config.cluster.gpu.accelerator == "cpu"
+    narrow = narrow_products(config.engine.extra) if engine.name == "megatron" else "none"
+    runs = software or _usual(engine.name, config.strategy.dispatcher, composed, narrow)
+    ahead = _held_ahead(config, layouts) if engine.name == "native" else {}
+    return {
+        name: Case(config, engine, name, layout, grad_accum_dtype, runs, ahead.get(name, 0))
+        for name, layout in layouts.items()
+    }
+
+
+def _held_ahead(config: RunConfig, layouts: Mapping[str, Layout]) -> dict[str, int]:
+    """Micro-batches that components before the trunk hold where it stands apart; empty where it does not.
+
+    They run 1F1B over rounds of common micro-batches, ahead of the trunk by those that fill its pipeline
+    (dslaunch/runtime/tasks.py, in_lockstep).
+    """
+    trunk, schedule = layouts.get(config.model.trunk), config.training.schedule
+    front = {n: own for n, own in layouts.items() if config.model.trunk not in {n, *_upstream(config, n)}}
+    if trunk is None or not front or schedule == "gpipe" or any(_meet(own, trunk) for own in front.values()):
+        return {}
+    rounds = math.gcd(trunk.num_microbatches, *(own.num_microbatches for own in front.values()))
+    fill = trunk.pp * (2 if trunk.vpp > 1 else 1)
+    ahead = math.ceil(fill / (trunk.num_microbatches // rounds))
+    return {n: min(rounds, ahead + 1) * own.num_microbatches // rounds for n, own in front.items()}
+
+
+def _meet(one: Layout, other: Layout) -> bool:
+    """Whether they have a rank in common."""
+    first, last = max(one.rank_offset, other.rank_offset), min(_end(one), _end(other))
+    return first < last
+
+
+def _end(layout: Layout) -> int:
+    return layout.rank_offset + layout.ranks
+
+
+@lru_cache(maxsize=32)
+def _usual(engine: str, dispatcher: Literal["alltoall", "deepep"], composed: bool, fp8: Fp8) -> Software:
+    """What runs under an engine where nobody says otherwise; one object, so that look-ups need not compare."""
+    return replace(OF_ENGINE[engine], dispatcher=dispatcher, composed_norms=composed, fp8=fp8)
 
 
 def _upstream(config: RunConfig, name: str) -> set[str]:

@@ -115,6 +115,8 @@ def _supervision(config: RunConfig, engine: Engine) -> SupervisionPlan:
         stopping_breaches=tuple(sorted(name for name, does in config.notify.breach.items() if does == "stop")),
         webhook=config.notify.webhook,
         prometheus_dir=config.notify.prometheus_dir,
+        wandb=config.notify.wandb,
+        wandb_mode=config.notify.wandb_mode,
     )
 
 

@@ -81,6 +81,7 @@ def _gpu_memory(config: RunConfig, found: Evaluated, band: Band, remedies: Seque
 
 def _host_memory(config: RunConfig, found: Evaluated) -> list[Finding]:
     have = config.cluster.node.host_memory_gib
+    copied = config.checkpoint.in_background
     if found.host_gib <= have:
         return []
     return [
@@ -89,7 +90,7 @@ def _host_memory(config: RunConfig, found: Evaluated) -> list[Finding]:
             severity="error",
             message=f"does not fit: a node needs {found.host_gib:.0f} of {have:.0f} GiB of host memory",
             where="cluster.node.host_memory_gib",
-            fix="use more nodes, or take offload away",
+            fix=f"use more nodes, or {'set checkpoint.async=false' if copied else 'take offload away'}",
         )
     ]
 

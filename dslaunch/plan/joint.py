@@ -142,19 +142,22 @@ def pieces(
                 notes.misfits.append((who, option))
                 continue
             ranks = tuple(replace(held, seconds=option.seconds) for held in option.ranks)
-            moved = family.offload != "none"
+            moved = family.offload != "none" or setting.config.checkpoint.in_background
             found.append(Piece(option.layouts, schedule, ranks, option.peak_gib, option.seconds, moved))
     return unbeaten(found, by_samples=setting.engine.towers_apart)
 
 
 def ideal_s(setting: Setting, group: Group) -> float:
-    """Seconds of a step that the group's model FLOPs take at its dense peak: none is predicted faster."""
+    """Seconds of a step that the group's model FLOPs take at its dense peak: none is predicted faster.
+
+    No engine's plan computes in fp4.
+    """
     gpu = setting.config.cluster.gpu
     chosen = _first(setting, group, ("none", "cpu", "cpu_params"), None)
     assert chosen is not None, "the arrangement holds only what the group fills"
     laid = space.layouts(setting.config, group, chosen[0], "none", chosen[1])
     every = cases(setting.config, setting.engine, laid, setting.dtype)
-    rate = max(gpu.peak_tflops.values()) * 1e12
+    rate = max(peak for kind, peak in gpu.peak_tflops.items() if kind != "fp4") * 1e12
     faster = min(1.0, next(iter(every.values())).correction(setting.tables).time)
     return faster * sum(model_flops(case) for case in every.values()) / (group.ranks * rate)
 

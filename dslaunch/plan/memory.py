@@ -20,6 +20,8 @@ GIB = 2**30
 COMMUNICATOR_GIB = 0.5
 """NCCL buffers of the groups that a rank belongs to, together: 16-channel defaults on 8-GPU nodes take
 300-600 MiB as reported in NVIDIA/nccl#1112 and Megatron-LM logs; the benchmark is to replace it."""
+_SAVED_BYTES = 12
+"""Of a trained parameter in a checkpoint of dslaunch.runtime."""
 MEGATRON_ALLOCATED = 0.96
 """Share of reserved memory that is allocated, under Megatron's layers."""
 
@@ -43,9 +45,9 @@ def stage_memory(case: Case, stage: int, factor: float = 1.0) -> MemoryGib:
 
 def reserved_gib(case: Case, stage: int) -> float:
     """What PyTorch's caching allocator holds of a stage's memory and beyond it, in GiB."""
-    if case.software.family == "megatron":
-        return stage_memory(case, stage).total / MEGATRON_ALLOCATED
     held = case.counts(stage)
+    if case.software.family == "megatron":
+        return (stage_memory(case, stage).total + _unjoined(case, stage, held) / GIB) / MEGATRON_ALLOCATED
     terms = _states(case, stage, held) | {"buffers": _made(case, held)}
     return memory_torch.reserved(case, stage, held, _activations(case, stage)[0], terms) / GIB
 
@@ -66,8 +68,9 @@ def _states(case: Case, stage: int, held: Counts) -> dict[str, float]:
 
 
 def _made(case: Case, held: Counts) -> float:
-    """DeepSpeed's buckets, and the workspaces of libraries."""
-    buckets = _buffers(case, held.total, held.trained) if case.engine.deepspeed else 0.0
+    """DeepSpeed's buckets (native's come and go: memory_native), and the workspaces of libraries."""
+    has_buckets = case.engine.deepspeed and case.engine.name != "native"
+    buckets = _buffers(case, held.total, held.trained) if has_buckets else 0.0
     return buckets + _workspaces(case)
 
 
@@ -86,14 +89,25 @@ def overhead_gib(case: Case, world_size: int) -> float:
 
 
 def host_gib_per_rank(case: Case, stage: int) -> float:
-    """Host memory of a rank: offloaded states, and the buffers through which they go to NVMe."""
+    """Host memory of a rank: offloaded states, the buffers through which they go to NVMe, and its share of a
+    checkpoint that is written in the background."""
     held = case.counts(stage)
     dense = held.trained - held.trained_experts
     states = dense * case.states.host + held.trained_experts * case.expert_states.host
     if case.layout.offload == "cpu_params":
         states += _frozen_bytes(case, held)
     second = _second_partition(case, held) if case.layout.offload == "cpu_params" else 0.0
-    return (states + second + nvme.host_bytes(case, stage)) / GIB
+    return (states + second + nvme.host_bytes(case, stage) + _saved_copy(case, held)) / GIB
+
+
+def uses_host(case: Case) -> bool:
+    """Whether something of the component is in host memory, beside what each process takes."""
+    return case.layout.offload != "none" or case.config.checkpoint.in_background
+
+
+def _saved_copy(case: Case, held: Counts) -> float:
+    """Replicas share the copy of what trains: its weights and two moments, in fp32 (dslaunch.runtime.saving)."""
+    return _SAVED_BYTES * held.trained / case.layout.dp if case.config.checkpoint.in_background else 0.0
 
 
 def host_gib_per_node(rank_host_gib: Mapping[int, float], slots: int) -> float:
@@ -138,21 +152,35 @@ def _fullest(case: Case, stage: int, held: Counts) -> dict[str, float]:
     With all micro-batches in flight either the loss is computed or a layer runs backward; with one less the
     embedding's gradient is made; with none the optimizer steps.
     """
+    fullest = max(_moments(case, stage, held), key=sum)
+    return dict(zip(("activations", "logits", "buffers"), fullest, strict=True))
+
+
+def _moments(case: Case, stage: int, held: Counts) -> tuple[tuple[float, float, float], ...]:
     kept, working = _activations(case, stage)
     earlier = kept * (1 - 1 / case.in_flight(stage))
     layers = case.layout.layers_per_stage[stage]
     standing, table = 0.0, 0.0
     if not case.frozen:
         standing, table = gradient_bytes(case.component, case.run, case.first_layer(stage), layers)
-    buffers, step = _buffers(case, held.total, held.trained), held.trained * case.states.step
-    buffers += standing + _workspaces(case)
-    moments = (
+    buffers = _buffers(case, held.total, held.trained) + standing + _workspaces(case)
+    return (
         (kept, _logits(case, stage), buffers),
         (kept + working, 0.0, buffers),
         (earlier, 0.0, buffers + table),
-        (0.0, 0.0, buffers + step),
+        (0.0, 0.0, buffers + memory_torch.copied_bytes(case, held)),
     )
-    return dict(zip(("activations", "logits", "buffers"), max(moments, key=sum), strict=True))
+
+
+def _unjoined(case: Case, stage: int, held: Counts) -> float:
+    """Reserved for DeepSpeed's copies of gradients beyond the fullest moment.
+
+    They are single tensors of gigabytes, and blocks that activations left are not joined to hold them.
+    """
+    if not case.engine.deepspeed:
+        return 0.0
+    *before, stepping = map(sum, _moments(case, stage, held))
+    return max(before) + memory_torch.copied_bytes(case, held) - max(*before, stepping)
 
 
 def _activations(case: Case, stage: int) -> tuple[float, float]:
@@ -164,6 +192,7 @@ def _activations(case: Case, stage: int) -> tuple[float, float]:
     if first >= end or (case.frozen and not case.passes_gradient):
         return 0.0, 0.0
     kept = case.in_flight(stage) * case.samples * stage_bytes(component, case.run, first, end - first)
+    kept *= max(0.0, 1 - case.software.offloaded_layers / sum(layout.layers_per_stage))
     working = stage_working_bytes(component, case.run, first, end - first)
     return kept, case.samples * working
 
@@ -173,8 +202,8 @@ def _boundary(case: Case, stage: int) -> float:
 
     In a pipeline: the output of the micro-batch under way and the gradient that comes back for it; DeepSpeed's
     keeps the outputs of all in flight until their backward (deepspeed/runtime/pipe/engine.py, pipe_buffers,
-    0.19.8). With encode-all, a component's outputs and their gradients wait for all micro-batches, and the
-    trunk's first stage holds the joined tokens of all its samples, and their gradients.
+    0.19.8). With encode-all, a component's outputs and their gradients wait as long as its
+    micro-batches, and the trunk's first stage holds the joined tokens of all its samples, and their gradients.
     """
     layout, config = case.layout, case.config
     hidden = width_out(case.component)
@@ -185,7 +214,7 @@ def _boundary(case: Case, stage: int) -> float:
         total += (kept + 1) * case.samples * case.tokens * hidden * case.width / cut
     if case.encode_all:
         tokens = sum(edge.tokens for edge in config.model.edges if edge.source == case.name)
-        total += 2 * layout.num_microbatches * layout.micro_batch * tokens * hidden * case.width
+        total += 2 * case.in_flight(stage) * layout.micro_batch * tokens * hidden * case.width
     if case.is_trunk and case.engine.per_component and stage == 0:
         tokens = sum(edge.tokens for edge in config.model.edges if edge.to == case.name)
         total += 2 * layout.num_microbatches * layout.micro_batch * tokens * hidden * case.width

@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dslaunch.engines.deepspeed_buckets import ZERO3_SUB_GROUP
 from dslaunch.hardware.reserved import left_by_lengths, reserved_ratio
 from dslaunch.model.activations import logits_bytes
 from dslaunch.model.blocks import blocks
-from dslaunch.model.eager import backward_bytes
+from dslaunch.model.eager import backward_bytes, kept_loss_bytes
 from dslaunch.model.params import Counts, padded_vocab
+from dslaunch.plan import memory_native
 from dslaunch.plan.case import Case
 from dslaunch.plan.nvme import largest_parameter
 from dslaunch.schema.model import Decoder
@@ -61,6 +63,8 @@ def moments(
     case: Case, stage: int, held: Counts, kept: float, made: Mapping[str, float]
 ) -> tuple[Moment, ...]:
     """The loss, the first layer to run backward, the last one, and the optimizer's step; see `fullest`."""
+    if case.engine.name == "native":
+        return _of_native(case, stage, held, kept, made)
     gradients, buffers = made["gradients"], made["buffers"]
     if case.software.step_in_backward:
         gradients = float(case.width * _largest(case))
@@ -77,6 +81,34 @@ def moments(
         Moment(gradients, last + working, 0.0, backward),
         Moment(gradients, 0.0, 0.0, buffers + _step_bytes(case, held)),
     )
+
+
+def _of_native(
+    case: Case, stage: int, held: Counts, kept: float, made: Mapping[str, float]
+) -> tuple[Moment, ...]:
+    """The same of dslaunch.runtime, and the reduction behind the last backward pass."""
+    gradients, libraries = made["gradients"], made["buffers"]
+    engine = memory_native.buffers(case, held)
+    before = gradients if case.layout.num_microbatches > 1 else engine.first
+    standing = libraries + engine.standing
+    working = case.samples * working_bytes(case, stage)
+    last = kept / max(1, case.layout.layers_per_stage[stage])
+    judged = memory_native.judged_share(case)
+    loss, others = judged * case.samples * loss_bytes(case, stage), judged * _other_losses(case, stage)
+    return (
+        Moment(before, kept, loss + others, libraries + engine.forward),
+        Moment(before, kept + working, others, standing),
+        Moment(gradients, last + working, 0.0, standing),
+        Moment(gradients, 0.0, 0.0, libraries + engine.reducing),
+        Moment(0.0 if engine.replaced else gradients, 0.0, 0.0, libraries + engine.stepping),
+    )
+
+
+def _other_losses(case: Case, stage: int) -> float:
+    """Under GPipe the last stage has the losses of all its micro-batches before the first runs backward."""
+    if stage != case.layout.pp - 1 or case.layout.pp == 1 or case.config.training.schedule != "gpipe":
+        return 0.0
+    return (case.in_flight(stage) - 1) * case.samples * kept_loss_bytes(case.component, case.run)
 
 
 def reserved(case: Case, stage: int, held: Counts, kept: float, terms: Mapping[str, float]) -> float:
@@ -242,7 +274,15 @@ def _dequantised(case: Case) -> float:
 def _step_bytes(case: Case, held: Counts) -> float:
     if case.software.optimizer == "adamw8bit":
         return float(_QUANTISED_STEP * _largest(case))
-    return held.trained * case.states.step
+    return copied_bytes(case, held)
+
+
+def copied_bytes(case: Case, held: Counts) -> float:
+    """Copies that an engine's step makes; ZeRO-3's of one sub-group at a time."""
+    at_once = held.trained
+    if case.engine.deepspeed and case.layout.zero == 3:
+        at_once = min(held.trained, ZERO3_SUB_GROUP * case.layout.shard)
+    return at_once * case.states.step
 
 
 def _largest(case: Case) -> int:

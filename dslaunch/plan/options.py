@@ -22,7 +22,7 @@ from dslaunch.model.tokens import Reads
 from dslaunch.plan import space
 from dslaunch.plan.case import Case, cases
 from dslaunch.plan.front import named
-from dslaunch.plan.memory import host_gib_per_rank, stage_memory
+from dslaunch.plan.memory import host_gib_per_rank, stage_memory, uses_host
 from dslaunch.plan.profile import Profile, fullest_node_gib, profile
 from dslaunch.plan.space import Family, Group, scheduled
 from dslaunch.plan.time import Known, least_s, span_s, step_time
@@ -198,7 +198,7 @@ def _goes_with(accumulates: bool, number: int, *, whole_model: bool) -> bool:
 def _weighed(setting: Setting, every: Mapping[str, Case], *, whole_model: bool) -> Option | tuple[str, float]:
     """The option, or what it lacks in figures, and its need by what there is."""
     layout = next(iter(every.values())).layout
-    moved = any(case.layout.offload != "none" for case in every.values())
+    moved = any(uses_host(case) for case in every.values())
     keys: list[tuple[object, ...]] = list(zip(*(kinds(case) for case in every.values()), strict=True))
     if not whole_model or moved:
         keys = [(*key, *(case.in_flight(i) for case in every.values())) for i, key in enumerate(keys)]

@@ -97,14 +97,17 @@ def _standing_faults(config: RunConfig) -> list[str]:
 def launch_faults(config: RunConfig) -> list[str]:
     """What a launcher could not do with this cluster."""
     cluster, launcher = config.cluster, config.launcher
-    if launcher.name == "ssh" and not cluster.hosts and not launcher.hostfile:
+    sizes = cluster.unequal or (cluster.slots,) * cluster.node_count
+    named = cluster.hosts or launcher.hostfile or launcher.hosts_command
+    if launcher.name == "ssh" and not named:
+        lines = " and ".join(f"`HOST slots={size}`" for size in sorted(set(sizes), reverse=True))
         return [
-            f"launcher is ssh on {cluster.node_count} nodes, but no host is named: give launcher.hostfile=FILE "
-            f"(lines `HOST slots={cluster.slots}`), or cluster.hosts"
+            f"launcher is ssh on {len(sizes)} nodes, but no host is named: give launcher.hostfile=FILE "
+            f"(lines {lines}), launcher.hosts_command=COMMAND, which prints them, or cluster.hosts"
         ]
     if launcher.name in ("local", "torchrun") and cluster.node_count > 1:
         return [
-            f"launcher is {launcher.name}, which starts one node, but the cluster has {cluster.node_count}: "
+            f"launcher is {launcher.name}, which starts one node, but the cluster has {len(sizes)}: "
             "use launcher=ssh with a hostfile, or launcher=slurm"
         ]
     return []

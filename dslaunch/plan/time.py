@@ -174,7 +174,7 @@ class _Rates:
 
 @dataclass(frozen=True)
 class _Micro:
-    """Seconds of one micro-batch on a stage, what goes to other stages left out."""
+    """Seconds of one micro-batch on a stage; left out are what goes to other stages, and adding gradients up."""
 
     forward: float
     backward: float
@@ -197,13 +197,14 @@ def _stage_terms(case: Case, stage: int, tables: Tables, known: Known) -> dict[s
         case.first_layer(stage), layout.layers_per_stage[stage], stage == 0, stage == layout.pp - 1,
     )  # fmt: skip
     micro = known.get(key) or known.setdefault(key, _micro(case, stage, rates))
+    gpu = case.config.cluster.gpu
+    backward = micro.backward + gradients.seconds(case, stage, gpu.hbm_gb_per_s * 1e9 * rates.gpu.hbm)
     sent = {**micro.sent, "pp": _pipeline(case, rates)}
-    busy = micro.forward + micro.backward + micro.repeated + sum(sent.values())
-    terms = {"compute": micro.forward + micro.backward, "recompute": micro.repeated, **sent}
-    start_s = rates.family.launch_us * 1e-6 * host_slowness(case.config.cluster.gpu)
-    terms["launch"] = _waiting(busy, micro.started * start_s)
+    busy = micro.forward + backward + micro.repeated + sum(sent.values())
+    terms = {"compute": micro.forward + backward, "recompute": micro.repeated, **sent}
+    terms["launch"] = _waiting(busy, micro.started * rates.family.launch_us * 1e-6 * host_slowness(gpu))
     step = {name: seconds * layout.num_microbatches for name, seconds in terms.items()} | {
-        "dp": _exposed_dp(case, stage, rates, micro.forward, micro.backward + micro.repeated),
+        "dp": _exposed_dp(case, stage, rates, micro.forward, backward + micro.repeated),
         "optimizer": _optimizer_seconds(case, stage, rates),
         "offload": _offload_seconds(case, stage, tables),
     }
@@ -221,7 +222,7 @@ def _micro(case: Case, stage: int, rates: _Rates) -> _Micro:
     repeats = repeated / layers.forward if layers.forward else 0.0
     unpacked = case.counts(stage).packed * case.software.dequantising / at.device.memory
     forward = layers.forward + ends.forward + unpacked
-    backward += unpacked * (factor > 0) + gradients.seconds(case, stage, at.device.memory)
+    backward += unpacked * (factor > 0)
     repeated += unpacked * (repeated > 0)
     sent = {
         "tp": _beside_products(

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages made inside the context that are alive, and their peak."""
+    """Bytes of the storages made inside the context that are alive, and their peak; on the meta device they take
+    none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata in self._sizes:
+        if storage._cdata in self._sizes or storage.device.type == "meta":
             return
         self._sizes[storage._cdata] = storage.nbytes()
         self.now += storage.nbytes()

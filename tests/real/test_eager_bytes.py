@@ -10,6 +10,7 @@ import pytest
 
 from dslaunch.hardware.software import Software
 from dslaunch.model.activations import layer_bytes, logits_bytes
+from dslaunch.model.eager import kept_loss_bytes
 from dslaunch.model.passes import Pass
 from dslaunch.schema.layer import Lora
 from dslaunch.schema.model import Decoder
@@ -32,6 +33,9 @@ from transformers.models.llama.modeling_llama import (  # noqa: E402
     LlamaRotaryEmbedding,
 )
 
+from dslaunch.runtime import layers as runtime  # noqa: E402
+from dslaunch.runtime.components import decoder_block  # noqa: E402
+from dslaunch.runtime.tensor_parallel import ALONE, summed_cross_entropy  # noqa: E402
 from tests.real.live_bytes import peak_bytes, saved_bytes  # noqa: E402
 
 LLAMA = Decoder(arch="decoder", layers=2, hidden=256, heads=8, kv_heads=2, ffn=704, vocab=512)
@@ -160,3 +164,26 @@ def test_compiled_llama_layer_keeps_what_the_ledger_says(recompute: str) -> None
     counted = layer_bytes(LLAMA, Pass(TOKENS, recompute=recompute, software=software))
     norms = 2 * 4 * TOKENS if recompute == "none" else 0
     assert saved_bytes(lambda: compiled(x), module) == counted + norms
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_a_layer_of_dslaunch_runtime_keeps_what_the_ledger_says_on_a_cpu(dtype: torch.dtype) -> None:
+    """Not counted: a factor a token of each norm, in fp32."""
+    spec = LLAMA.model_dump(mode="json")
+    module = runtime.Block(decoder_block(spec, "none")).to(dtype)
+    x = torch.randn(1, TOKENS, LLAMA.hidden, dtype=dtype, requires_grad=True)
+    by = runtime.rotation(TOKENS, LLAMA.hidden // LLAMA.heads, LLAMA.rope_theta, x)
+    tables = 2 * by[0].nbytes
+    software = Software("torch", composed_norms=True)
+    counted = layer_bytes(LLAMA, Pass(TOKENS, width=dtype.itemsize, software=software))
+    assert saved_bytes(lambda: module(x, by), module) == counted + 2 * 4 * TOKENS + tables
+
+
+def test_a_loss_that_waits_for_its_backward_pass_keeps_what_the_ledger_says() -> None:
+    """Not counted: the sum of weights, one number."""
+    logits = torch.randn(TOKENS, LLAMA.vocab, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, LLAMA.vocab, (TOKENS,))
+    norm_and_input = 2 * 2 * TOKENS * LLAMA.hidden
+    counted = kept_loss_bytes(LLAMA, Pass(TOKENS, software=Software("torch"))) - norm_and_input
+    kept = saved_bytes(lambda: summed_cross_entropy(logits, labels, ALONE), nn.Identity())
+    assert kept == pytest.approx(counted, abs=8)

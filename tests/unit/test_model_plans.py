@@ -61,7 +61,7 @@ def test_adapters_take_optimizer_memory_for_themselves_alone() -> None:
 
 def test_layers_below_the_first_that_trains_keep_nothing() -> None:
     every, top = (
-        memory("llama3_8b", "strategy=zero1", *words)
+        memory("llama3_8b", "strategy=zero1", "cluster=64xH100", "training.micro_batch=2", *words)
         for words in (
             [],
             ["model.components.llm.train=layers", "model.components.llm.train_layers=[-4,-3,-2,-1]"],

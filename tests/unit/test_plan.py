@@ -43,7 +43,7 @@ def test_vla70b_layouts(
 
 def test_the_64_gpu_plan_in_full(dslaunch: CommandLine) -> None:
     plan = planned(dslaunch, "recipe=vla70b cluster=64xA100")
-    assert plan["schema"] == "dslaunch.plan/1"
+    assert plan["schema"] == "dslaunch.plan-json/1"
     assert plan["global_batch"] == 512
     assert plan["training"]["precision"] == "bf16"
     assert plan["training"]["clip"] == 1.0
@@ -191,8 +191,8 @@ def test_the_page_names_what_decides(dslaunch: CommandLine) -> None:
     assert "64 GPUs = 8 nodes x 8 A100-SXM4-80GB" in page
     assert "1 x 256 x 2" in page
     assert "512 samples a step" in page
-    assert "\nfullest GPU  rank 0: llm 47.3 + vision_encoder 6.4 + overhead 2.1" in page
-    assert "\nmemory       56.4 of 76.0 GiB; the GPU has 80; band " in page
+    assert "\nfullest GPU  rank 0: llm 46.9 + vision_encoder 6.4 + overhead 2.1" in page
+    assert "\nmemory       56.1 of 76.0 GiB; the GPU has 80; band " in page
     assert "published runs" in page
     assert "\x1b" not in page
 
@@ -208,3 +208,17 @@ def test_a_long_pipeline_is_folded(dslaunch: CommandLine) -> None:
     (folded,) = [line for line in page.splitlines() if line.startswith("llm stages")]
     assert folded.split()[-1] == f"{most:.1f}"
     assert len(stages) == 20
+
+
+def test_a_command_that_prints_the_hosts_names_them(dslaunch: CommandLine) -> None:
+    words = ["recipe=vla70b", "cluster=64xA100", "launcher=ssh"]
+    assert "no host is named" in dslaunch("plan", *words).err
+    ran = dslaunch("plan", *words, "launcher.hosts_command=cat hosts")
+    assert ran.status == 0, ran.err
+
+
+def test_hosts_of_a_mixed_cluster_are_asked_for_with_their_own_slots(dslaunch: CommandLine) -> None:
+    mixed = "cluster.mixed=[{nodes: 2, gpus: 8}, {nodes: 1, gpus: 4}]"
+    ran = dslaunch("plan", "recipe=llama3_8b", "cluster=A100", mixed, "training.global_batch=120", "launcher=ssh")
+    assert "ssh on 3 nodes" in ran.err
+    assert "`HOST slots=8` and `HOST slots=4`" in ran.err

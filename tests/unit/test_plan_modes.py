@@ -126,3 +126,29 @@ def test_native_takes_the_models_that_the_runtime_executes() -> None:
     with pytest.raises(PlanError, match=r"llm.train: found 'lora'; dslaunch.runtime executes all, nothing"):
         planned(*tiny, "module=", *ADAPTERS)
     assert "native" in planned(*tiny, "module=", "script=t.py", *ADAPTERS)[0].engines
+
+
+@pytest.mark.parametrize(
+    ("flags", "products"),
+    [
+        (["fp8-format=hybrid"], "fp8, tensorwise"),
+        (["fp8-format=e4m3", "fp8-recipe=blockwise"], "fp8, blockwise"),
+        (["fp8-format=e4m3", "fp8-recipe=mxfp8"], "mxfp8"),
+    ],
+)
+def test_products_in_fp8_keep_less_and_take_less_time(
+    dslaunch: CommandLine, flags: list[str], products: str
+) -> None:
+    words = ["plan", "recipe=llama3_70b", "cluster=64xB200", "--accept", "memory.gpu"]
+    narrow = [*words, *(f"engine.extra.{flag}" for flag in flags)]
+    assert f"bf16 (products in {products})" in dslaunch(*narrow).out
+    before, after = (json.loads(dslaunch(*each, "--json").out) for each in (words, narrow))
+    kept_before, kept_after = (_kept(each) for each in (before, after))
+    assert kept_after < 0.95 * kept_before
+    assert after["step_time_s"] < 0.95 * before["step_time_s"]
+    assert after["mfu"] > before["mfu"]
+
+
+def _kept(plan: dict[str, Any]) -> float:
+    """Activations of the fullest stage, in GiB."""
+    return max(stage["memory_gib"]["activations"] for stage in plan["components"]["llm"]["stages"])

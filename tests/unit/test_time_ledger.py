@@ -32,10 +32,17 @@ def timed(
     decoder: dict[str, Any] | None = None, **training: Any,
 ) -> StepTime:  # fmt: skip
     """The ledger of an 8B decoder in a layout."""
+    config = configuration(where, engine, gpu, decoder, **training)
+    return step_time(cases(config, ENGINES[engine], {"llm": where}, "fp32", software), UNCALIBRATED)
+
+
+def configuration(
+    where: Layout, engine: str, gpu: str = "H100", decoder: dict[str, Any] | None = None, **training: Any
+) -> RunConfig:
     shape = {
         "arch": "decoder", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256,
     }  # fmt: skip
-    config = RunConfig.model_validate(
+    return RunConfig.model_validate(
         {
             "name": "run",
             "model": {"name": "model", "components": {"llm": {**shape, **(decoder or {})}}},
@@ -48,7 +55,6 @@ def timed(
             "engine": {"name": engine},
         }
     )  # fmt: skip
-    return step_time(cases(config, ENGINES[engine], {"llm": where}, "fp32", software), UNCALIBRATED)
 
 
 def terms(found: StepTime, stage: int = 0) -> dict[str, float]:
@@ -61,6 +67,16 @@ def test_full_recompute_adds_a_forward() -> None:
     assert terms(full)["recompute"] / terms(full)["compute"] == pytest.approx(1 / 3, abs=0.06)
     half = timed(layout(recompute="full"), replace(MEGATRON, recompute_layers=16))
     assert terms(half)["recompute"] == pytest.approx(terms(full)["recompute"] / 2)
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "torch"])
+def test_what_was_computed_before_changes_nothing(engine: str) -> None:
+    """A search hands on what micro-batches of other layouts took; ZeRO stage and number of them differ."""
+    where = [layout(zero=zero, num_microbatches=number) for zero in (0, 1, 2, 3) for number in (1, 2, 8)]
+    software, known = Software("transformers"), dict[tuple[object, ...], Any]()
+    for each in where:
+        every = cases(configuration(each, engine), ENGINES[engine], {"llm": each}, "bf16", software)
+        assert step_time(every, UNCALIBRATED, known) == step_time(every, UNCALIBRATED)
 
 
 def test_accumulation_saves_reductions_at_stage_1_but_not_at_stage_3() -> None:
@@ -104,6 +120,26 @@ def test_the_head_makes_the_last_stage_the_clock() -> None:
 def test_fp8_speeds_up_the_layers_but_not_twice() -> None:
     slow, fast = timed(layout()), timed(layout(), replace(MEGATRON, fp8="tensorwise"))
     assert 0.55 * slow.step_s < fast.step_s < 0.9 * slow.step_s
+
+
+def test_fp4_is_as_fast_as_the_hardware_has_it() -> None:
+    """Blackwell Ultra's products in fp4 run at 15 PFLOPS, Blackwell's at 10, and both at 5 in fp8."""
+    spent = {
+        (gpu, how): terms(timed(layout(), replace(MEGATRON, fp8=how), gpu=gpu))["compute"]
+        for gpu in ("GB200", "GB300")
+        for how in ("mxfp8", "nvfp4")
+    }
+    assert spent["GB200", "mxfp8"] == pytest.approx(spent["GB300", "mxfp8"], rel=0.06)
+    assert spent["GB300", "nvfp4"] < 0.95 * spent["GB200", "nvfp4"] < 0.95 * spent["GB200", "mxfp8"]
+
+
+def test_counts_of_tokens_make_the_host_wait_unless_experts_are_padded() -> None:
+    decoder = {"experts": {"count": 64, "top_k": 4, "ffn": 1024}}
+    where = layout(ep=8)
+    waiting = timed(where, decoder=decoder)
+    padded = timed(where, replace(MEGATRON, known_counts=True), decoder=decoder)
+    assert terms(padded)["launch"] < terms(waiting)["launch"]
+    assert terms(padded)["compute"] < terms(waiting)["compute"]
 
 
 def test_unfused_attention_and_unfused_kernels_take_longer() -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bands import bands
+from benchmarks.crossval import Held
 from benchmarks.errors import Error, errors, measured_gib
 from benchmarks.known import completed
 from benchmarks.predict import Predicted, predict
 from benchmarks.records import RUNS, Record, published, read
+from benchmarks.regret import sweeps
 from benchmarks.statistics import held_out_with, over_sources, summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +64,22 @@ def test_any_printed_speed_becomes_the_step_time_that_it_means(figure: str) -> N
     (found,) = errors(record(measured={figure: half_as_fast[figure]}), foreseen)
     assert found.measured == pytest.approx(2 * foreseen.step_time_s)
     assert found.relative == pytest.approx(-0.5)
+
+
+def run_of(micro_batch: int, measured: float, predicted: float, layers: int = 4) -> Held:
+    one = record(micro_batch=micro_batch, measured={"step_time_s": measured})
+    shape = one.model.model_copy(update={"layers": layers})
+    return Held(one.model_copy(update={"model": shape}), Predicted("one", step_time_s=predicted))
+
+
+def test_regret_is_of_layouts_whose_repeats_are_averaged() -> None:
+    """The layout of micro_batch 1 took 12 and 8, that of 2 took 9.5."""
+    (sweep,) = sweeps([run_of(1, 12, 7), run_of(1, 8, 7), run_of(2, 9.5, 8)])
+    assert (sweep.runs, sweep.regret) == (3, pytest.approx(10 / 9.5 - 1))
+
+
+def test_layouts_of_other_models_are_no_rivals() -> None:
+    assert sweeps([run_of(1, 12, 7), run_of(2, 8, 9, layers=10)]) == []
 
 
 def test_a_refused_record_has_no_error() -> None:
