@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -40,8 +41,7 @@ def main(argv: list[str]) -> int:
 
     try:
         if options.show:
-            print(_shown(options.plan))
-            return 0
+            return _show(options.plan)
         return _trained(options.plan, enter)
     except DslaunchError as error:
         # The same on every rank, or on every rank of a host: one message per host is enough.
@@ -73,6 +73,16 @@ def _trained(plan: Path, enter: Callable[[str], None]) -> int:
         if os.environ["LOCAL_RANK"] == "0":
             print(f"{_SAYS}{error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _show(path: Path) -> int:
+    """Print the redistribution; where nobody reads the output any more, the status that a shell gives for it."""
+    try:
+        print(_shown(path), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when it ends
+        return 128 + signal.SIGPIPE
     return 0
 
 

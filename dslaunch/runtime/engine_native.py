@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class NativeEngine:
         self.work = step_of(plan, rounds)
         dtype = torch.bfloat16 if plan.training.precision == "bf16" else torch.float32
         self.exchange = Exchange(self.work, world.rank, dtype, world.device, self._shape_of)
-        meshes = make_meshes({name: part.grid for name, part in self.work.parts.items()}, world.rank)
+        timeout = timedelta(minutes=plan.launcher.timeout_minutes)
+        meshes = make_meshes({name: part.grid for name, part in self.work.parts.items()}, world.rank, timeout)
         modules = build_pieces(plan, meshes)
         self.mpus = {name: Mpu(mesh) for name, mesh in meshes.items()}
         self.stages: dict[tuple[str, int], Stage] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,22 @@ Shape = Callable[[Message], tuple[int, int]]
 """(tokens, width) of one sample in a message."""
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """Rows under way."""
+
+    taken_at: int
+    """Position of the task that takes them."""
+    work: Any
+    rows: Tensor
+
+
 class Exchange:
     """Sends without waiting, and receives from each rank in the order in which that rank sends.
 
     Both orders follow from the list of tasks, so that no message needs a label (NCCL has none), and a rank
-    that waits waits for a task that stands before its own.
+    that waits waits for a task that stands before its own. What is sent is held until a message shows that its
+    receiver is past the task that takes it: about as much as a pipeline has in flight, not all of a step.
     """
 
     def __init__(
@@ -44,7 +56,9 @@ class Exchange:
         """By kind (pipeline, redistribution), since the start; what stays on a rank does not count."""
         self._expected: dict[int, deque[Message]] = {}
         self._arrived: dict[Message, Tensor] = {}
-        self._sending: list[tuple[Any, Tensor]] = []
+        self._position = {task: number for number, task in enumerate(step.tasks)}
+        self._sending: dict[int, deque[_Sent]] = defaultdict(deque)
+        """By receiver, in the order of sending."""
 
     def begin(self) -> None:
         """A new step."""
@@ -52,9 +66,8 @@ class Exchange:
 
     def end(self) -> None:
         """Wait until everything is sent."""
-        for work, _ in self._sending:
-            work.wait()
-        self._sending.clear()
+        for sent in self._sending.values():
+            _release(sent, len(self._position))
         assert not self._arrived, "messages that no task took"
 
     def send(self, message: Message, rows: Tensor) -> None:
@@ -65,7 +78,8 @@ class Exchange:
             return
         kind = "pipeline" if message.edge == PIPELINE else "redistribution"
         self.sent_bytes[kind] += rows.numel() * rows.element_size()
-        self._sending.append((dist.isend(rows, message.destination), rows))
+        work = dist.isend(rows, message.destination)
+        self._sending[message.destination].append(_Sent(self._position[message.receiver], work, rows))
 
     def take(self, message: Message) -> Tensor:
         """What `message` brings: [samples, tokens, width]."""
@@ -76,4 +90,12 @@ class Exchange:
             )
             dist.recv(rows, first.source)
             self._arrived[first] = rows
+            _release(self._sending[first.source], self._position[first.sender])
         return self._arrived.pop(message)
+
+
+def _release(sent: deque[_Sent], before: int) -> None:
+    """Let go of all up to the last that a task before position `before` takes: the receiver had those first."""
+    arrived = max((number for number, each in enumerate(sent, 1) if each.taken_at < before), default=0)
+    for _ in range(arrived):
+        sent.popleft().work.wait()

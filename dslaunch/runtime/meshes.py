@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -29,24 +30,28 @@ class Mesh:
         return Shard(self.place.shard, self.grid.tp, self.shards)
 
 
-def make_meshes(grids: dict[str, Grid], rank: int) -> dict[str, Mesh]:
+def make_meshes(grids: dict[str, Grid], rank: int, timeout: timedelta) -> dict[str, Mesh]:
     """The meshes that `rank` is in, by component.
 
     Every rank of the world calls it: torch wants all ranks to make all groups in the same order.
+
+    Args:
+        timeout: of their collectives; torch gives a new group its own default, not that of the world.
     """
-    return {name: mesh for name, grid in grids.items() if (mesh := _make_mesh(grid, rank)) is not None}
+    meshes = {name: _make_mesh(grid, rank, timeout) for name, grid in grids.items()}
+    return {name: mesh for name, mesh in meshes.items() if mesh is not None}
 
 
-def _make_mesh(grid: Grid, rank: int) -> Mesh | None:
+def _make_mesh(grid: Grid, rank: int, timeout: timedelta) -> Mesh | None:
     place = grid.place(rank)
-    stages = [_group(grid.stage_ranks(stage), rank) for stage in range(grid.pp)]
+    stages = [_group(grid.stage_ranks(stage), rank, timeout) for stage in range(grid.pp)]
     shards = [
-        _group([grid.rank(stage, replica, shard) for shard in range(grid.tp)], rank)
+        _group([grid.rank(stage, replica, shard) for shard in range(grid.tp)], rank, timeout)
         for stage in range(grid.pp)
         for replica in range(grid.dp)
     ]
     replicas = [
-        _group([grid.rank(stage, replica, shard) for replica in range(grid.dp)], rank)
+        _group([grid.rank(stage, replica, shard) for replica in range(grid.dp)], rank, timeout)
         for stage in range(grid.pp)
         for shard in range(grid.tp)
     ]
@@ -55,8 +60,8 @@ def _make_mesh(grid: Grid, rank: int) -> Mesh | None:
     return Mesh(grid, place, _mine(shards), _mine(replicas), _mine(stages))
 
 
-def _group(ranks: list[int], rank: int) -> Any:
-    made = dist.new_group(ranks)
+def _group(ranks: list[int], rank: int, timeout: timedelta) -> Any:
+    made = dist.new_group(ranks, timeout=timeout)
     return made if rank in ranks else None
 
 

@@ -55,6 +55,9 @@ def moment(number: int) -> tuple[str, int, int, int]:
 
 MOMENTS = [moment(number) for number in range(22)]
 FAST = [1, 8]
+PAGE = Path(__file__).parents[2] / "docs" / "runtime.md"
+BEGIN, END = "<!-- moments: begin -->", "<!-- moments: end -->"
+HEAD = "| | killed in | rank | step | all ended after, s | resumed run |\n|---|---|---|---|---|---|\n"
 
 
 def in_run(run: str, _rank: int) -> None:
@@ -116,7 +119,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in range(len(MOMENTS))]
 )
-def test_a_rank_killed_at_any_moment(number: int, unbroken: list[float], tmp_path: Path) -> None:
+def test_a_rank_killed_at_any_moment(
+    number: int, unbroken: list[float], tmp_path: Path, update_docs: bool
+) -> None:
     place, rank, step, before = MOMENTS[number]
     folder = tmp_path / "run"
     outcome = run(folder, partial(deadly, str(folder), place, rank, step, before))
@@ -131,3 +136,16 @@ def test_a_rank_killed_at_any_moment(number: int, unbroken: list[float], tmp_pat
     again = run(folder, partial(in_run, str(folder)))
     assert again.statuses == [0] * WORLD, again.output
     assert losses(folder) == unbroken
+    if update_docs:
+        write_row(number, ended_in)
+
+
+def write_row(number: int, ended_in: float) -> None:
+    """Put this moment into the table of docs/runtime.md; what was not run this time stays as it was."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    old, after = rest.split(END)
+    rows = {int(row.split("|")[1]): row for row in old.strip().splitlines()[2:]}
+    place, rank, step, _ = MOMENTS[number]
+    rows[number] = f"| {number} | {place} | {rank} | {step} | {ended_in:.1f} | the same losses to the bit |"
+    table = HEAD + "".join(f"{rows[each]}\n" for each in sorted(rows))
+    PAGE.write_text(f"{before}{BEGIN}\n{table}{END}{after}", encoding="utf-8")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.golden.cases import rendered, written
+
 LLAMA = ["recipe=llama3_8b", "cluster=8xA100"]
 VERBS = {
     "models": ["models"],
@@ -32,10 +34,19 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_closed_output_ends_each_verb_quietly(verb: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
+    ends_quietly(["dslaunch", *VERBS[verb]], tmp_path)
+
+
+def test_a_closed_output_ends_the_drawing_of_a_plan_quietly(tmp_path: Path) -> None:
+    out = written(tmp_path / "out", rendered("recipe=vla_tiny", "cluster=local", "strategy=hetero"))
+    ends_quietly(["dslaunch.runtime", "--plan", str(out / "plan.json"), "--show"], tmp_path)
+
+
+def ends_quietly(words: list[str], folder: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "dslaunch", *VERBS[verb]], cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE,
+        [sys.executable, "-m", *words], cwd=folder, stdout=writing, stderr=subprocess.PIPE,
         text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     os.close(writing)

@@ -238,7 +238,8 @@ def test_more_layouts_against_one_process(name: str, slow_folder: Callable[[str]
 def compare(case: Case, folder: Path) -> None:
     """Losses, norms, each step's gradients, and the parameters in the end, against one process in fp64.
 
-    Where one process in fp32 is itself further away than the tolerance, three times that is allowed.
+    Where one process in fp32 is itself further away than a third of the tolerance in one of the steps, three times
+    that is allowed: how far it is in a single step is chance.
     """
     parts, exact = parts_in(folder), train_alone(case, torch.float64)
     alone = train_alone(case, torch.float32)
@@ -246,9 +247,10 @@ def compare(case: Case, folder: Path) -> None:
     assert all(part["rows"] == rows for part in parts), "ranks disagree"
     assert [row[0] for row in rows] == pytest.approx(exact.losses, rel=1e-6), case.describe()
     assert [row[1] for row in rows] == pytest.approx(exact.norms, rel=1e-5), case.describe()
+    steps = [errors(alone.gradients[step], expected) for step, expected in enumerate(exact.gradients)]
+    rounding = {component: max(step[component] for step in steps) for component in steps[0]}
     for step, expected in enumerate(exact.gradients):
         found = errors(whole([part["gradients"][step] for part in parts]), expected)
-        rounding = errors(alone.gradients[step], expected)
         for component, error in found.items():
             limit = max(TOLERANCE, 3 * rounding[component])
             assert error < limit, (step, component, error, rounding[component], case.describe())

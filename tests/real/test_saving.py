@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dslaunch.planfile import prediction_from_json
 from tests.golden.cases import rendered, written
 from tests.real.parts import need
 from tests.real.ranks import Outcome, run_ranks
@@ -84,6 +85,15 @@ def test_training_does_not_wait_for_what_the_writer_does(trained: Path) -> None:
     saved = rows(trained / "checkpoints.jsonl")
     assert [row["step"] for row in saved] == [2, 4, 6]
     assert saved[0]["save_time_s"] < 0.5 < saved[0]["written_in_s"]
+
+
+def test_each_rank_writes_and_copies_what_the_plan_reckons_of_its_host(trained: Path) -> None:
+    """Names and places of tensors, which stand before them in a file, aside."""
+    prediction = prediction_from_json((trained / "prediction.json").read_text(), "prediction.json")
+    gib = sum(stages[0].host_gib_per_rank for stages in prediction.components.values())
+    for rank in range(WORLD):
+        file = trained / "checkpoints" / "step-00000006" / f"rank-{rank:05d}.safetensors"
+        assert file.stat().st_size == pytest.approx(gib * 2**30, rel=0.02)
 
 
 def test_it_goes_on_exactly(trained: Path, tmp_path: Path) -> None:

@@ -258,6 +258,30 @@ def test_a_stage_holds_as_many_micro_batches_as_the_ledger_says(vpp: int, words:
         assert max(held) / vpp == case.in_flight(group)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("micro", [2, 4, 8])
+def test_a_tower_ahead_of_the_decoder_holds_what_the_ledger_says(schedule: str, micro: int) -> None:
+    apart = ("dp=2", "tp=1", "rank_offset=0", "micro_batch=2")
+    words = [f"strategy.{name}.{word}" for name in ("vision_encoder", "projector") for word in apart]
+    vpp = 2 if schedule == "interleaved" else 1
+    trunk = ("pp=3", "tp=1", "dp=2", "rank_offset=2", f"micro_batch={micro}", f"vpp={vpp}")
+    plan, _, config = planned(
+        "recipe=vla_tiny", "cluster=local", "strategy=hetero", "model.components.llm.layers=12",
+        "training.global_batch=96", f"training.schedule={schedule}", *words,
+        *(f"strategy.llm.{word}" for word in trunk),
+    )  # fmt: skip
+    names = [each.name for each in fields(Degrees) if hasattr(plan.components["llm"], each.name)]
+    degrees = {
+        name: Degrees(**{each: getattr(layout, each) for each in names})
+        for name, layout in plan.components.items()
+    }
+    made = ledger_cases(config, ENGINES["native"], degrees, "fp32")
+    tasks = step_of(plan).tasks
+    for name in ("vision_encoder", "projector"):
+        held = accumulate(1 if task.forward else -1 for task in tasks if task.component == name)
+        assert max(held) == made[name].in_flight(0)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
