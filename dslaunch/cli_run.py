@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -56,7 +58,7 @@ def logs_verb(
     words: tuple[str, ...], rank: int | None, first_error: bool, follow: bool, lines: int, attempt: int | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    from dslaunch.run.logs import find_log, follow_log, log_object, show
+    from dslaunch.run.logs import find_log, follow_log, kubernetes_logs, log_object, of_kubernetes, show
     from dslaunch.run.status import failure_words
 
     if rank is not None and first_error:
@@ -70,6 +72,9 @@ def logs_verb(
             )
         return _sweep_logs(sweep, attempt, rank, first_error, lines)
     folder = _folder("logs", words)
+    if of_kubernetes(folder):
+        command = kubernetes_logs(folder, attempt, rank, lines, first_error=first_error, follow=follow)
+        return _show_command(folder, command, as_json)
     log = find_log(folder, attempt, rank, first_error, follow=follow)
     if as_json:
         _echo_json(log_object(folder, log, lines))
@@ -80,6 +85,19 @@ def logs_verb(
     shown = show(log, lines, sys.stdout.buffer)
     if follow:
         follow_log(folder, log, shown, sys.stdout.buffer)
+    return 0
+
+
+def _show_command(folder: Path, command: Sequence[str], as_json: bool) -> int:
+    """What a command prints, as its log."""
+    from dslaunch.run.logs import command_object
+
+    if as_json:
+        _echo_json(command_object(folder, command))
+        return 0
+    sys.stdout.flush()
+    with contextlib.suppress(KeyboardInterrupt):
+        return subprocess.run(command, check=False).returncode
     return 0
 
 

@@ -26,6 +26,9 @@ _first: list[tuple[int, float]] = []
 """The first step that this process noted, and when."""
 _phases: list[mmap.mmap] = []
 """The mapped file of this process's phase."""
+_records: dict[str, int] = {}
+"""The open folder of the records, by run: a rank that outlives its attempt, on a host that was cut off, goes on
+writing to that attempt's folder once it is put aside, and not to the next one's."""
 _stacks: list[TextIO] = []
 """The open file that the handler of SIGUSR1 writes to; it must live as long as the process."""
 
@@ -82,6 +85,9 @@ def _folder() -> Path | None:
     run = os.environ.get("DSLAUNCH_RUN_DIR")
     if not run or "RANK" not in os.environ:
         return None
-    folder = Path(run, RANKS)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    if run not in _records:
+        folder = Path(run, RANKS)
+        folder.mkdir(parents=True, exist_ok=True)
+        _records[run] = os.open(folder, os.O_RDONLY)
+    held = Path(f"/proc/self/fd/{_records[run]}")
+    return held if held.exists() else Path(run, RANKS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.stage import check_stage
 from dslaunch.planfile import Plan
 from dslaunch.render import launch_blocker
+from dslaunch.run.tracking import missing
 
 _COMMANDS = {
     "ssh/ssh": ("ssh",),
@@ -39,6 +42,9 @@ _INSTEAD = {
     "mpirun": "Load Open MPI's module or install it, or take launcher=ssh",
 }
 _MEGATRON = ("megatron", "megatron_deepspeed")
+_SINCE = {"--segment": (24, 5)}
+"""Options of sbatch that older ones do not know: SchedMD/slurm:CHANGELOG/slurm-24.05.md."""
+_ANSWER_LIMIT_S = 20.0
 
 
 def check(request: LaunchRequest, launcher: str) -> None:
@@ -103,6 +109,8 @@ def check_machine(request: LaunchRequest, launcher: str) -> None:
     if launcher:
         _check_data(request.plan)
     _check_environment(request)
+    if launcher and request.plan.supervision.wandb and (fault := missing()):
+        raise ConfigError(fault)
     if launcher in ("local", "torchrun"):
         _check_python(request)
         if request.plan.cluster.nodes == 1:
@@ -200,6 +208,32 @@ def _check_sbatch(request: LaunchRequest) -> None:
             "`dslaunch render -o DIR`, and type `dslaunch launch DIR` on a login node of the cluster",
             status=5,
         )
+    for option in sorted({line.partition("=")[0] for line in request.plan.launcher.placement} & set(_SINCE)):
+        installed, since = _sbatch_version(request), _SINCE[option]
+        if installed and installed < since:
+            raise ConfigError(
+                f"launcher.slurm.{option.removeprefix('--')}: sbatch knows {option} from SLURM {_number(since)} "
+                f"on, and the one here is {_number(installed)}. Take it out; launcher.slurm.switches asks for "
+                "nodes near one another in older ones too"
+            )
+
+
+def _sbatch_version(request: LaunchRequest) -> tuple[int, int] | None:
+    """Of the installed SLURM, which says `slurm-wlm 22.05.8` or `slurm 24.05.2`; None where it says nothing."""
+    try:
+        done = subprocess.run(
+            ("sbatch", "--version"),
+            env=dict(request.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=_ANSWER_LIMIT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"(\d+)\.(\d+)\.", done.stdout)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _number(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]:02d}"
 
 
 def _check_elastic(request: LaunchRequest, launcher: str) -> None:

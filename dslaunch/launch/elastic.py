@@ -19,6 +19,7 @@ from dslaunch.launch.remote_job import RemoteJob
 from dslaunch.launch.replan import NoPlanError, Replanned, layout_words, replan
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute
+from dslaunch.launch.universal import saved_by_deepspeed
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.render.blueprint import BLUEPRINT, read_blueprint
 from dslaunch.run.folder import verify
@@ -115,7 +116,10 @@ def replanned(request: LaunchRequest, most: int, hosts: Sequence[str] = ()) -> R
     """The run's plan for at most so many nodes; `hosts` as `replan` takes them, and its errors."""
     blueprint = read_blueprint(request.files[BLUEPRINT], str(request.run_dir / BLUEPRINT))
     least = request.plan.supervision.elastic_min_nodes
-    return replan(blueprint, request.plan, most, least, hosts, request.work_dir)
+    saved = saved_by_deepspeed(request.plan, request.run_dir, str(request.work_dir))
+    return replan(
+        blueprint, request.plan, most, least, hosts, request.work_dir, zero_saved=saved is not None
+    )
 
 
 def adopt(run_dir: Path, before: Plan, start: Start) -> str:

@@ -20,12 +20,14 @@ from dslaunch.launch.elastic import adopt, launched_nodes, planned_for
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute
 from dslaunch.launch.supervised import Attempt, record, run_attempt
+from dslaunch.launch.universal import Place, convert_newest
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
 from dslaunch.run.causes import Ending, Evidence
 from dslaunch.run.folder import verify, write_file
 from dslaunch.run.generations import complete
 from dslaunch.run.notify import Notifier, notifier
+from dslaunch.run.now import STOP
 from dslaunch.run.policy import Decision, Past, decide, policies
 from dslaunch.run.slurm_jobs import ask, end_steps, own_job
 from dslaunch.run.state import append_event, read_events
@@ -84,12 +86,18 @@ def supervise_job(argv: Sequence[str], job: str, run_dir: Path) -> int:
     past = _earlier(run_dir)
     while True:
         number = attempt_of(run_dir)
+        place = Place(run_dir, number, os.environ)
+        if convert_newest(plan, place, os.environ["DSLAUNCH_WORK_DIR"], _say, lambda _: None):
+            write_file(run_dir / VERDICT, "failed 1\n")  # a signal of SLURM's: what is converted is done again
+            return 1
         chosen = {"DSLAUNCH_ATTEMPT": str(number), **_rendezvous(plan, nodes, number)}
         step = _step(argv, run_dir, number, nodes)
         attempt = run_attempt(step, plan, run_dir, number, chosen, outside, lambda _: None)
         if attempt.ending is None:
             return _verdict(run_dir, "finished", attempt, outside)
         ending = _by_slurm(attempt, attempt.ending, job)
+        if (run_dir / STOP).exists():
+            ending = Ending("user", (Evidence("dslaunch stop", "ended the ranks"),))
         attempt = replace(attempt, ending=ending)
         past.append(Past(ending.cause, attempt.furthest))
         decision = _within_job(decide(plan.supervision, past))
@@ -231,6 +239,7 @@ def _verdict(run_dir: Path, outcome: str, attempt: Attempt, outside: Notifier) -
     if outcome == "finished":
         outside.tell("finished", "finished", step=attempt.furthest)
     outside.write(up=False, now=True)
+    outside.tracker.end(succeeded=outcome == "finished")
     write_file(run_dir / VERDICT, f"{outcome} {status}\n")
     return status
 

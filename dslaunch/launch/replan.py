@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError, PlanError
 from dslaunch.hardware.efficiency import of_site
-from dslaunch.launch.reload import reload_fault
+from dslaunch.launch.reload import conversion_fault, reload_fault
 from dslaunch.paths import data_dirs
 from dslaunch.plan.findings import REFUSING
 from dslaunch.plan.planner import plan, settled
@@ -42,14 +42,16 @@ class NoPlanError(PlanError):
 
 
 def replan(
-    blueprint: Blueprint, before: Plan, most: int, least: int, hosts: Sequence[str], work_dir: Path
-) -> Replanned:
+    blueprint: Blueprint, before: Plan, most: int, least: int, hosts: Sequence[str], work_dir: Path, *,
+    zero_saved: bool,
+) -> Replanned:  # fmt: skip
     """The plan for the largest number of nodes from `most` down to `least` for which there is one.
 
     Args:
         before: the plan that wrote the newest checkpoint.
         hosts: the `most` hosts, of which the first ones are taken; empty where the scheduler names them.
         work_dir: what the site's folder starts from.
+        zero_saved: the newest checkpoint has ZeRO states of DeepSpeed, a file of each rank.
 
     Raises:
         NoPlanError: there is none.
@@ -59,14 +61,30 @@ def replan(
     for nodes in range(most, least - 1, -1):
         for config in _configurations(blueprint.config, before, nodes, hosts[:nodes]):
             try:
-                made, files = rendered(config, blueprint, folder)
-                if fault := reload_fault(before, made):
-                    raise PlanError(fault)
+                made, files = _reading(config, blueprint, folder, before, zero_saved=zero_saved)
             except (PlanError, ConfigError) as error:
                 refused.append(f"{nodes} nodes, strategy {config.strategy.name}: {error}")
                 continue
             return Replanned(made, files, tuple(refused))
     raise NoPlanError("\n".join(refused) or f"{most} nodes are left, and restart.min_nodes is {least}")
+
+
+def _reading(
+    config: RunConfig, blueprint: Blueprint, folder: Path | None, before: Plan, *, zero_saved: bool
+) -> tuple[Plan, dict[str, str]]:
+    """A plan that reads what `before` saved, as it is or once DeepSpeed has converted it; errors as `rendered`."""
+    made, files = rendered(config, blueprint, folder)
+    fault = reload_fault(before, made)
+    if not fault:
+        return made, files
+    if reason := conversion_fault(before, made):
+        raise PlanError(f"{fault} ({reason})")
+    if config.launcher.container.kind != "none":
+        raise PlanError(f"{fault} (what converts it runs outside of the container, launcher.container)")
+    if not zero_saved:
+        return made, files
+    checkpoint = config.checkpoint.model_copy(update={"universal": True})
+    return rendered(config.model_copy(update={"checkpoint": checkpoint}), blueprint, folder)
 
 
 def _configurations(config: RunConfig, before: Plan, nodes: int, hosts: Sequence[str]) -> Iterator[RunConfig]:

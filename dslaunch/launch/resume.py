@@ -15,12 +15,14 @@ from dslaunch.launch.elastic import adopt, executed, resumed
 from dslaunch.launch.replan import layout_words
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Submit
+from dslaunch.launch.universal import conversion_of
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, begin_attempt
 from dslaunch.run.checkpoints import checkpoint_dir, newest_checkpoint
 from dslaunch.run.folder import verify
 from dslaunch.run.generations import complete
-from dslaunch.run.now import ENDED, OUTCOME, Now, look
+from dslaunch.run.kube import job_of
+from dslaunch.run.now import ENDED, KUBERNETES, OUTCOME, STOP, Now, look
 from dslaunch.run.state import append_event, update_state
 
 Echo = Callable[[str], None]
@@ -66,6 +68,8 @@ def resume(
     if dry_run:
         if start and start.replanned:
             echo(f"plan anew: {layout_words(start.plan)}; before: {layout_words(plan)}; {start.why}")
+        if wanted := conversion_of(request.plan, folder, now.state.work_dir):
+            echo(wanted.describe())
         for step in steps:
             echo(step.describe())
         return 0
@@ -101,6 +105,8 @@ def _refuse(folder: Path, now: Now) -> None:
 
 def _start(plan: Plan, folder: Path, now: Now, from_scratch: bool) -> str:
     """What it starts from, in words."""
+    if now.state.launcher == KUBERNETES:
+        return _start_on_volume(folder, from_scratch)
     place = checkpoint_dir(plan, folder, now.state.work_dir)
     saved = newest_checkpoint(place)
     if saved and from_scratch:
@@ -118,8 +124,19 @@ def _start(plan: Plan, folder: Path, now: Now, from_scratch: bool) -> str:
     return "step 0"
 
 
+def _start_on_volume(folder: Path, from_scratch: bool) -> str:
+    """Checkpoints stand on the pods' volume, which is not seen from here."""
+    if not job_of(folder).keeps and not from_scratch:
+        raise ConfigError(
+            f"{folder.name}: its checkpoints went with its pods, for launcher.kubernetes.volume_claim named no "
+            f"volume. To start at step 0: dslaunch resume {folder.name} --from-scratch"
+        )
+    return "step 0" if from_scratch else "the newest checkpoint on its volume"
+
+
 def _reset_job(folder: Path, started_from: str) -> None:
     """Forget the jobs that ended. job.sbatch begins the attempt when SLURM starts it."""
     (folder / OUTCOME).unlink(missing_ok=True)
+    (folder / STOP).unlink(missing_ok=True)
     update_state(folder, status="prepared", exit_status=None, slurm_job="", continuations=())
     append_event(folder, "resume", start=started_from)

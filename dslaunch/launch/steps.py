@@ -158,9 +158,22 @@ class Create:
 
     argv: tuple[str, ...]
     cwd: Path
+    text: str = ""
+    """The manifest of a later attempt, on kubectl's standard input; empty: `argv` names the file."""
+    first: tuple[str, ...] = ()
+    """What takes the earlier attempt's objects away before that; empty: there is none."""
+
+    @property
+    def fresh(self) -> bool:
+        """The run folder was made for it, and goes where Kubernetes refuses it."""
+        return not self.first
 
     def describe(self) -> str:
-        return f"cd {shlex.quote(str(self.cwd))} && {shlex.join(self.argv)}"
+        here = f"cd {shlex.quote(str(self.cwd))} && "
+        if self.fresh:
+            return here + shlex.join(self.argv)
+        again = f"{here}{shlex.join(self.argv)}  # with DSLAUNCH_ATTEMPT in each pod"
+        return f"{here}{shlex.join(self.first)}\n{again}"
 
 
 Step = WriteFiles | RecordCode | Pack | Stage | Execute | Submit | Follow | Create

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dslaunch.errors import ConfigError, PlanError, listed
-from dslaunch.launch.elastic import Elastic
+from dslaunch.errors import ConfigError, LaunchError, PlanError, listed
+from dslaunch.launch.elastic import Elastic, name_of
 from dslaunch.launch.spares import Hosts
 from dslaunch.launch.steps import Execute
+from dslaunch.launch.universal import Place, convert_newest
 from dslaunch.planfile import Plan
 from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
 from dslaunch.run.causes import Ending, Evidence, Facts, judge
@@ -30,7 +31,7 @@ from dslaunch.run.processes import Process, identify
 from dslaunch.run.ranks import fault
 from dslaunch.run.records import furthest, read_ranks
 from dslaunch.run.stacks import behind, positions
-from dslaunch.run.state import append_event, update_state
+from dslaunch.run.state import append_event, read_state, update_state
 from dslaunch.run.supervise import Ended, noted_signals, pause, supervise
 from dslaunch.run.thresholds import Vitals
 from dslaunch.run.watchdog import Standstill, Watchdog
@@ -63,6 +64,8 @@ def run_attempts(
     while True:
         chosen = {**_port(step, free_port), **hosts.variables()}
         begun = functools.partial(_supervising, run_dir)
+        if stopped_by := _loadable(step, plan, run_dir, number, hosts, outside):
+            return _stopped(run_dir, 1, stopped_by, echo)
         attempt = run_attempt(step, plan, run_dir, number, chosen, outside, begun)
         if attempt.ended.survivors:
             echo(f"still running after SIGKILL: process {listed(attempt.ended.survivors)}")
@@ -83,7 +86,7 @@ def run_attempts(
         )
         hosts = after
         if stopped_by := pause(decision.wait_s):
-            return _stopped(run_dir, attempt, stopped_by, echo)
+            return _stopped(run_dir, attempt.exit_status, stopped_by, echo)
         if elastic:
             suspect = hosts.host_of(attempt.ending) if elsewhere else ""
             unfit = policies()[attempt.ending.cause].unfit
@@ -95,17 +98,36 @@ def run_attempts(
                 given_up = Decision("stop", f"it cannot be planned anew: {error}")
                 return _give_up(run_dir, attempt, attempt.ending, given_up, outside)
             if signals:
-                return _stopped(run_dir, attempt, signals[0].name, echo)
+                return _stopped(run_dir, attempt.exit_status, signals[0].name, echo)
             plan, hosts = start.plan, Hosts.of(step, start.plan)
             if said:
                 echo(said)
         number = begin_attempt(run_dir, attempt.ending.cause)
 
 
-def _stopped(run_dir: Path, attempt: Attempt, stopped_by: str, echo: Callable[[str], None]) -> int:
+def _loadable(
+    step: Execute, plan: Plan, run_dir: Path, number: int, hosts: Hosts, outside: Notifier
+) -> str:
+    """Convert the newest checkpoint where the attempt loads it so; the stop signal that cut it short, or "".
+
+    Raises:
+        LaunchError: it cannot be converted, and the run has failed.
+    """
+    place = Place(run_dir, number, step.env, next(map(name_of, hosts.words), ""))
+    try:
+        work_dir = read_state(run_dir).work_dir
+        return convert_newest(plan, place, work_dir, outside.echo, functools.partial(_supervising, run_dir))
+    except LaunchError as error:
+        update_state(run_dir, status="failed")
+        append_event(run_dir, "failed", why=str(error))
+        outside.tell("failed", f"failed: {error}")
+        raise
+
+
+def _stopped(run_dir: Path, exit_status: int, stopped_by: str, echo: Callable[[str], None]) -> int:
     """A stop signal came between two attempts."""
     update_state(run_dir, status="stopped")
-    append_event(run_dir, "stopped", exit_status=attempt.exit_status, why=f"{stopped_by} ended it")
+    append_event(run_dir, "stopped", exit_status=exit_status, why=f"{stopped_by} ended it")
     echo(f"the job stopped: {stopped_by} ended it while it waited for its restart")
     return 1
 
@@ -148,6 +170,9 @@ def run_attempt(
             outside.tell("breach", breach.describe(), threshold=breach.threshold.name, **breach.figures())
             if breach.threshold.name in plan.supervision.stopping_breaches:
                 given_up.append(Ending("breach", (Evidence("notify.breach", breach.describe()),)))
+        while vitals.unseen:
+            append_event(run_dir, "not_watched", attempt=number, why=vitals.unseen[0])
+            outside.echo(f"not watched: {vitals.unseen.pop(0)}")
         outside.write()
         standstill = watchdog.look()
         if standstill:
@@ -224,6 +249,7 @@ def _finish(run_dir: Path, outcome: str, attempt: Attempt, why: str, outside: No
     append_event(run_dir, outcome, exit_status=attempt.exit_status, why=why, left_over=attempt.ended.left_over)
     outside.tell(outcome, f"{outcome}{f': {why}' if why else ''}", step=attempt.furthest)
     outside.write(up=False, now=True)
+    outside.tracker.end(succeeded=outcome == "finished")
 
 
 def _port(step: Execute, free_port: Callable[[], int]) -> dict[str, str]:

@@ -66,6 +66,8 @@ def render(
         files["torch.json"] = to_json(torch_settings(plan, config))
     if ctx.profile:
         files[profile.FILE] = profile.profiled_program()
+    if ctx.counters:
+        files[profile.COUNTERS] = profile.counting_program()
     if config.engine.huggingface:
         files[huggingface.ARGUMENTS] = to_json(huggingface.arguments(plan, _first_trained(plan)))
     if ctx.hosts:

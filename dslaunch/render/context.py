@@ -10,7 +10,7 @@ from dslaunch.errors import ConfigError
 from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
 from dslaunch.render.environment import Variable, carried, passed_names, variables
-from dslaunch.render.profile import ProfileContext, profile_context
+from dslaunch.render.profile import ProfileContext, counts, profile_context
 from dslaunch.render.program import MEGATRON_ENGINES, check_program, launch_blocker, program_words
 from dslaunch.render.slurm import SlurmContext, slurm_context
 from dslaunch.schema.config import RunConfig
@@ -84,6 +84,8 @@ class Context:
     """job.sbatch asks the nodes how they are before it starts the ranks."""
     stage_to: str
     """Folder on the nodes that the code is copied to; empty where it is not."""
+    counters: bool
+    """The first rank of each host starts gpus.py, which tells what its GPUs do."""
     profile: ProfileContext | None
     """The profiler around chosen ranks; none where nothing is profiled."""
 
@@ -123,6 +125,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         slurm=slurm_context(plan, config),
         preflight=config.preflight.enabled,
         stage_to=plan.launcher.stage_to,
+        counters=counts(plan),
         profile=profile_context(plan),
     )
 
@@ -149,6 +152,8 @@ def _hosts(plan: Plan) -> tuple[Host, ...]:
         raise ConfigError(
             f"cluster.hosts: {twice!r} stands twice; DeepSpeed refuses such a hostfile. Name each host once"
         )
+    if not names:
+        return ()
     slots = cluster.slots or (cluster.gpus_per_node,) * len(names)
     return tuple(Host(name, count) for name, count in zip(names, slots, strict=True))
 

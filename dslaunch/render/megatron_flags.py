@@ -46,7 +46,6 @@ DECIDED = {
     "--lr": "training.optimizer.lr",
     "--min-lr": "training.optimizer.min_lr",
     "--lr-decay-style": "training.optimizer.schedule",
-    "--lr-decay-iters": "training.steps",
     "--lr-warmup-iters": "training.optimizer.warmup_steps",
     "--lr-wsd-decay-iters": "training.optimizer.decay_steps",
     "--lr-wsd-decay-style": "training.optimizer.decay_shape",

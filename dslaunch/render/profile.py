@@ -10,6 +10,8 @@ from dslaunch.planfile import Plan
 
 FILE = "profiled.py"
 """Written into the run folder where ranks are profiled."""
+COUNTERS = "gpus.py"
+"""Written into the run folder where a host's GPUs are watched."""
 _STEPS_BY_PARTS = frozenset({"deepspeed", "native", "megatron_deepspeed"})
 """Engines under which DeepSpeed's engine tells the steps."""
 
@@ -45,6 +47,16 @@ def profile_context(plan: Plan) -> ProfileContext | None:
 def profiled_program() -> str:
     """The text of profiled.py."""
     return Path(__file__).with_name(FILE).read_text(encoding="utf-8")
+
+
+def counts(plan: Plan) -> bool:
+    """Whether GPUs are watched: NVIDIA's, unless nsys has their counters."""
+    return plan.cluster.accelerator == "cuda" and plan.profile.kind != "nsys"
+
+
+def counting_program() -> str:
+    """The text of gpus.py."""
+    return Path(__file__).with_name(COUNTERS).read_text(encoding="utf-8")
 
 
 def _element(word: str) -> str:

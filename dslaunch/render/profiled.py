@@ -1,10 +1,10 @@
 """What a profiled rank runs: profiled.py KIND COUNTED FIRST STEPS OUT -- [-m] PROGRAM ARGUMENTS
 
 It runs the program as Python would, and profiles optimizer steps FIRST to FIRST + STEPS - 1 of this process: KIND
-torch writes OUT.json.gz (a Chrome trace) and OUT.txt (operators by time), KIND nsys tells the Nsight Systems
-around this process when to capture. A step ends where the program calls dslaunch.progress.step; where it does not,
-where the first engine of DeepSpeed (COUNTED deepspeed) or the first optimizer of PyTorch (COUNTED torch) has
-stepped.
+torch writes OUT.json.gz (a Chrome trace), OUT.txt (operators by time) and OUT.share.json (the share of the time in
+which nothing hid the communication), KIND nsys tells the Nsight Systems around this process when to capture. A
+step ends where the program calls dslaunch.progress.step; where it does not, where the first engine of DeepSpeed
+(COUNTED deepspeed) or the first optimizer of PyTorch (COUNTED torch) has stepped.
 
 This file is written into the run folder. It needs Python 3.9 and the program's own torch, not dslaunch.
 """
@@ -12,6 +12,7 @@ This file is written into the run folder. It needs Python 3.9 and the program's 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import runpy
 import sys
@@ -83,8 +84,53 @@ def torch_profiler(out: Path) -> tuple[Callable[[], None], Callable[[], None]]:
         table = recording.key_averages().table(sort_by=order, row_limit=40)
         Path(f"{out}.txt").write_text(f"{table}\n", encoding="utf-8")
         print(f"profile: {out}.json.gz and {out}.txt are written")
+        write_share(out, communication_share(spans(recording.events())))
 
     return begin, end
+
+
+def spans(events: Any) -> list[tuple[str, float, float, bool]]:
+    """(name, start, end, whether it is a GPU's) of what was recorded, microseconds."""
+    return [
+        (each.name, each.time_range.start, each.time_range.end, each.device_type.name == "CUDA")
+        for each in events
+    ]
+
+
+def communication_share(found: list[tuple[str, float, float, bool]]) -> float | None:
+    """The share of the recorded time in which a rank only communicated; None where it never did.
+
+    On a GPU, NCCL's kernels while no other kernel runs; on a CPU, Gloo's calls while no operator of PyTorch runs.
+    """
+    on_gpu = any(gpu for *_, gpu in found)
+    mine = [each for each in found if each[3] == on_gpu and (on_gpu or each[0].startswith(("gloo:", "aten::")))]
+    kind = "nccl" if on_gpu else "gloo:"
+    talk = [(start, end) for name, start, end, _ in mine if name.lower().startswith(kind)]
+    work = [(start, end) for name, start, end, _ in mine if not name.lower().startswith(kind)]
+    if not talk:
+        return None
+    whole = max(end for _, end in (*talk, *work)) - min(start for start, _ in (*talk, *work))
+    return (_length([*talk, *work]) - _length(work)) / whole if whole else None
+
+
+def _length(intervals: list[tuple[float, float]]) -> float:
+    """Of their union."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def write_share(out: Path, share: float | None) -> None:
+    """OUT.share.json, which the run's supervisor holds against its threshold."""
+    if share is None:
+        print("profile: no communication was recorded, so its share is not known")
+        return
+    rank = os.environ.get("RANK", "0")
+    row = {"communication_share": share, "where": f"rank {rank}"}
+    Path(f"{out}.share.json").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    print(f"profile: {share:.1%} of the recorded time of rank {rank} went to communication that nothing hid")
 
 
 def cuda_range() -> tuple[Callable[[], None], Callable[[], None]]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dslaunch.errors import ConfigError, listed
+from dslaunch.errors import ConfigError, LaunchError, listed
+from dslaunch.run import kube
 from dslaunch.run.attempts import attempt_of, logs_of
-from dslaunch.run.now import ENDED, look
+from dslaunch.run.now import ENDED, KUBERNETES, look
 from dslaunch.run.records import RankRecord, first_failed, read_ranks
+from dslaunch.run.state import read_state
 from dslaunch.run.status import run_plan
 
 LOGS_SCHEMA = "dslaunch.logs/1"
@@ -78,6 +83,44 @@ def log_object(folder: Path, log: Log, lines: int) -> dict[str, Any]:
         "whose": log.whose,
         "failed_ranks": [each.rank for each in log.failures],
         "lines": text.getvalue().decode(errors="replace").splitlines(),
+    }
+
+
+def of_kubernetes(folder: Path) -> bool:
+    """Whether the run's pods have its logs: until `dslaunch stop` takes them away, and keeps what they said."""
+    state = read_state(folder)
+    return state.launcher == KUBERNETES and state.status != "stopped"
+
+
+def kubernetes_logs(
+    folder: Path, attempt: int | None, rank: int | None, lines: int, *, first_error: bool, follow: bool
+) -> list[str]:
+    """The kubectl command that shows what was asked for; a rank's log is that of all ranks of its node.
+
+    Raises:
+        ConfigError: there is no such pod, or an earlier attempt is asked for, whose pods are gone.
+    """
+    newest = attempt_of(folder)
+    if attempt not in (None, newest):
+        raise ConfigError(f"--attempt {attempt}: Kubernetes has the pods of attempt {newest} alone.")
+    per_node = run_plan(folder).cluster.gpus_per_node
+    job = kube.job_of(folder)
+    return kube.logs_command(job, rank, per_node, lines, first_error=first_error, follow=follow)
+
+
+def command_object(folder: Path, command: Sequence[str]) -> dict[str, Any]:
+    """As `log_object`, of what a command prints; raises LaunchError where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise LaunchError(f"{shlex.join(command)}: {done.stderr.strip()}")
+    whose = "a node" if "--prefix" not in command else "all ranks"
+    return {
+        "schema": LOGS_SCHEMA,
+        "run": str(folder),
+        "path": shlex.join(command),
+        "whose": whose,
+        "failed_ranks": [],
+        "lines": done.stdout.splitlines(),
     }
 
 

@@ -21,6 +21,7 @@ from dslaunch.run.attempts import attempt_of
 from dslaunch.run.folder import write_file
 from dslaunch.run.records import furthest, read_ranks
 from dslaunch.run.state import read_state
+from dslaunch.run.tracking import Tracker
 
 _EVERY_S = 15.0
 _ANSWER_LIMIT_S = 10.0
@@ -41,6 +42,7 @@ class Notifier:
     run_dir: Path
     wanted: SupervisionPlan
     echo: Callable[[str], None]
+    tracker: Tracker
     _written: float = field(default=-_EVERY_S, init=False)
     _silenced: bool = field(default=False, init=False)
     _unwritten: bool = field(default=False, init=False)
@@ -50,6 +52,7 @@ class Notifier:
 
         The body is JSON: run, kind, text and details; chat services show `text`.
         """
+        self.tracker.tell(kind, text)
         if not self.wanted.webhook or self._silenced:
             return
         body = {
@@ -77,15 +80,18 @@ class Notifier:
         self.echo(f"notify.webhook: {self.wanted.webhook} {why}; nothing more is sent")
 
     def write(self, *, up: bool = True, now: bool = False) -> None:
-        """Replace the text file, at most every 15 s.
+        """Replace the text file, at most every 15 s, and log to W&B what is new.
 
         Args:
             up: whether the run goes on.
             now: at once.
         """
-        if not self.wanted.prometheus_dir or (not now and time.monotonic() - self._written < _EVERY_S):
+        if not now and time.monotonic() - self._written < _EVERY_S:
             return
         self._written = time.monotonic()
+        self.tracker.write()
+        if not self.wanted.prometheus_dir:
+            return
         place = Path(self.wanted.prometheus_dir) / f"dslaunch-{self.run_dir.name}.prom"
         try:
             write_file(place, "".join(_lines(self.run_dir, up)))
@@ -99,7 +105,8 @@ def notifier(run_dir: Path, plan: Plan, echo: Callable[[str], None]) -> Notifier
     """That of a run; a relative folder starts from where the run was launched."""
     folder = plan.supervision.prometheus_dir
     place = str(Path(read_state(run_dir).work_dir, folder)) if folder else ""
-    return Notifier(run_dir, replace(plan.supervision, prometheus_dir=place), echo)
+    tracker = Tracker(run_dir, plan, echo)
+    return Notifier(run_dir, replace(plan.supervision, prometheus_dir=place), echo, tracker)
 
 
 def _lines(run_dir: Path, up: bool) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dslaunch.errors import LaunchError
+from dslaunch.run import kube
 from dslaunch.run.processes import Process, is_alive
 from dslaunch.run.records import read_ranks
 from dslaunch.run.slurm_jobs import JobState, ask
@@ -25,6 +26,11 @@ nothing of it lives, and nobody recorded its end. unknown: nobody here can tell.
 ENDED = ("finished", "failed", "stopped", "lost")
 OUTCOME = "job.outcome"
 """A file that job.sbatch writes at its end: finished | failed | refused, and the exit status."""
+
+KUBERNETES = "kubernetes"
+"""The launcher whose jobs kubectl is asked about."""
+STOP = "job.stop"
+"""A file by which `dslaunch stop` tells job.sbatch that its ranks were ended on purpose."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ def look(folder: Path) -> Now:
         return _job_now(folder, state)
     if state.status in ("finished", "failed", "stopped"):
         return Now(state, state.status, _recorded_why(folder))
+    if state.launcher == KUBERNETES and state.status == "submitted":
+        return Now(state, *kube.standing(kube.job_of(folder)))
     if state.supervisor is None and state.process is None:
         return Now(state, "prepared", "its files are written, and nothing was started")
     if state.host not in ("", here()):

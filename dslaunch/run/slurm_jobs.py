@@ -88,6 +88,11 @@ def end_steps(job: str) -> bool:
     return True
 
 
+def signal_steps(job: str) -> None:
+    """SIGTERM to every rank of a running job, and not to its batch script, which goes on to its end."""
+    _answer("scancel", "--signal=TERM", job)
+
+
 def _answer(*argv: str) -> subprocess.CompletedProcess[str]:
     """A SLURM command's answer; one that cannot be had is a failed one."""
     try:

@@ -14,7 +14,8 @@ from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, logs_of
 from dslaunch.run.checkpoints import SavedState, checkpoint_dir, newest_checkpoint
 from dslaunch.run.generations import generation_of
-from dslaunch.run.now import Now, look
+from dslaunch.run.kube import job_of
+from dslaunch.run.now import KUBERNETES, Now, look
 from dslaunch.run.records import RankRecord, first_failed, read_ranks
 
 STATUS_SCHEMA = "dslaunch.status/1"
@@ -118,7 +119,7 @@ def status_lines(status: Status) -> list[tuple[str, str]]:
         ("state", now.standing + (f": {now.why}" if now.why else "")),
         ("attempt", str(status.attempt)),
         ("planned anew", _generation(status)),
-        ("where", _where(now)),
+        ("where", _where(status.folder, now)),
         ("step", step_words(status)),
         ("ranks", rank_words(status)),
         ("first failure", failure_words(status.failed)),
@@ -202,7 +203,9 @@ def _kind(record: RankRecord, status: Status) -> str:
     return "running" if status.now.standing in ("running", "unsupervised", "unknown") else "killed"
 
 
-def _where(now: Now) -> str:
+def _where(folder: Path, now: Now) -> str:
+    if now.state.launcher == KUBERNETES:
+        return f"Kubernetes, {job_of(folder).resource}"
     if now.job:
         return f"SLURM job {now.job}" + (
             f" ({len(now.state.continuations)} continuations)" if now.state.continuations else ""

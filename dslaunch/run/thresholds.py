@@ -21,6 +21,10 @@ _LOOK_EVERY_S = 5.0
 _COMPUTING = ("compute", "recompute")
 """Terms of the time ledger."""
 _FILES = ("metrics.jsonl", "checkpoints.jsonl")
+_COUNTERS = "ranks/*.gpus"
+"""What gpus.py tells of a host's GPUs."""
+_SHARES = "profiles/**/*.share.json"
+"""What profiled.py measured of a rank's communication."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Threshold:
     of_plan: float | None = None
     sigma: float | None = None
     median: bool = False
+    deviation: bool = False
 
     def limits(self, before: deque[float], planned_step_s: float | None) -> tuple[float | None, float | None]:
         """The least and the most that the figure may be, after the values `before`; None is no limit."""
@@ -57,17 +62,25 @@ class Breach:
     step: int
     value: float
     limit: float
+    where: str = ""
+    """The host or rank that it is of; empty: the run."""
 
     def figures(self) -> dict[str, Any]:
         """For the event log."""
         causes = list(self.threshold.causes)
-        return {"step": self.step, "value": self.value, "limit": self.limit, "likely": causes}
+        place = {"where": self.where} if self.where else {}
+        return {"step": self.step, "value": self.value, "limit": self.limit, **place, "likely": causes}
+
+    @property
+    def _figure(self) -> str:
+        return f"{'the deviation of ' if self.threshold.deviation else ''}{self.threshold.figure}"
 
     def describe(self) -> str:
         """One line for the user."""
         side = "above" if self.value > self.limit else "below"
+        where = f", {self.where}" if self.where else ""
         return (
-            f"step {self.step}: {self.threshold.figure} {self.value:.4g} is {side} {self.limit:.4g} "
+            f"step {self.step}{where}: {self._figure} {self.value:.4g} is {side} {self.limit:.4g} "
             f"({self.threshold.name}): {'; or '.join(self.threshold.causes)}"
         )
 
@@ -88,9 +101,17 @@ class Vitals:
         self._planned_step_s = _planned_step_s(prediction)
         self._computed_s = _computed_s(run_dir, prediction)
         self._offsets = dict.fromkeys(_FILES, 0)
-        self._values = {each.name: deque[float](maxlen=each.steps) for each in thresholds()}
-        self._standing: set[str] = set()
+        self._values: dict[tuple[str, str], deque[float]] = {}
+        """By threshold, and the host or rank that the figure is of."""
+        self._standing: set[tuple[str, str]] = set()
         """Thresholds that are breached: each is told once, until the figure is back."""
+        self._seen: dict[Path, int] = {}
+        """Files that are replaced, and when the one that was read was written."""
+        self._shares: dict[str, float] = {}
+        """By rank, the share of its time in which it only communicated."""
+        self._step = 0
+        self.unseen: list[str] = []
+        """What cannot be watched, in words; whoever tells it takes it out."""
         self._looked = time.monotonic()
         for row in self._new_rows():
             self._judge(row)
@@ -110,17 +131,20 @@ class Vitals:
 
     def _breach(self, threshold: Threshold, row: dict[str, Any]) -> Breach | None:
         """A breach that did not stand before this row."""
-        values = self._values[threshold.name]
+        where = str(row.get("where", ""))
+        key = (threshold.name, where)
+        values = self._values.setdefault(key, deque(maxlen=threshold.steps))
         least, most = threshold.limits(values, self._planned_step_s)
         values.append(float(row[threshold.figure]))
-        if threshold.median and len(values) < threshold.steps:
+        if (threshold.median or threshold.deviation) and len(values) < threshold.steps:
             return None
         value = statistics.median(values) if threshold.median else values[-1]
+        value = statistics.pstdev(values) if threshold.deviation else value
         limit = least if least is not None and value < least else None
         limit = most if most is not None and value > most else limit
-        known = threshold.name in self._standing
-        (self._standing.add if limit is not None else self._standing.discard)(threshold.name)
-        return None if limit is None or known else Breach(threshold, int(row["step"]), value, limit)
+        known = key in self._standing
+        (self._standing.add if limit is not None else self._standing.discard)(key)
+        return None if limit is None or known else Breach(threshold, int(row["step"]), value, limit, where)
 
     def _new_rows(self) -> Iterator[dict[str, Any]]:
         """Whole lines that were added; a file that a resumed run cut is read on from its new end."""
@@ -134,7 +158,44 @@ class Vitals:
                 stream.seek(self._offsets[name])
                 *lines, _ = stream.read().split(b"\n")
             self._offsets[name] += sum(len(line) + 1 for line in lines)
-            yield from filter(None, map(_row, lines))
+            for row in filter(None, map(_row, lines)):
+                self._step = max(self._step, int(row.get("step", 0)))
+                yield row
+        for path in (*self._run_dir.glob(_COUNTERS), *self._run_dir.glob(_SHARES)):
+            yield from self._replaced(path)
+
+    def _replaced(self, path: Path) -> Iterator[dict[str, Any]]:
+        """What a file that is replaced says now, once."""
+        try:
+            written, text = path.stat().st_mtime_ns, path.read_bytes()
+        except FileNotFoundError:  # a new attempt puts the records aside meanwhile
+            return
+        if self._seen.get(path) == written:
+            return
+        self._seen[path] = written
+        row = _row(text)
+        if row and "unseen" in row:
+            self.unseen.append(f"GPUs of {row['host']}: {row['unseen']}")
+        elif row and "busy" in row:
+            yield {"step": self._step, **_counted(row)}
+        elif row:
+            yield {"step": self._step, **row}
+            yield from self._apart(row)
+
+    def _apart(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """How far the ranks' shares lie apart: the one that waits least is the one that the others wait for."""
+        self._shares[str(row["where"])] = float(row["communication_share"])
+        least, most = (of(self._shares, key=self._shares.__getitem__) for of in (min, max))
+        if least != most:
+            yield {"step": self._step, "where": least, "share_apart": self._shares[most] - self._shares[least]}
+
+
+def _counted(row: dict[str, Any]) -> dict[str, Any]:
+    """A host's figures: of the GPU with least to do, and of the fullest NVLinks."""
+    shares = [each for each in row["nvlink_share"] if each is not None]
+    busy = min(row["busy"])
+    found = {row["counter"]: busy, "gpu_busy": busy, "slowed_gpus": len(row["slowed"]), "where": row["host"]}
+    return {**found, "nvlink_share": max(shares)} if shares else found
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -15,7 +15,11 @@ Cause = Literal[
 ]  # fmt: skip
 """Why an attempt ended; dslaunch/run/causes.yaml says by what each is known, and what is done by default."""
 Action = Literal["stop", "retry", "retry_elsewhere", "requeue"]
-Watched = Literal["gradient_norm", "loss_jump", "step_time", "scaling_efficiency", "checkpoint_time"]
+Watched = Literal[
+    "gradient_norm", "loss_jump", "step_time", "scaling_efficiency", "checkpoint_time", "gpu_activity",
+    "gpu_utilization", "gpu_steadiness", "gpu_slowed", "nvlink_load", "communication_share",
+    "straggler",
+]  # fmt: skip
 """What is watched while a run trains; dslaunch/run/thresholds.yaml says where each is worth a look."""
 
 
@@ -65,6 +69,17 @@ class Notify(Part):
     breach: dict[Watched, Literal["tell", "stop"]] = {}
     """By threshold, what its breach does beside being told: stop ends the run, whose ranks get SIGTERM first, at
     which dslaunch.runtime saves; tell, the default, leaves it alone."""
+    wandb: str = ""
+    """Project of Weights & Biases that the supervisor logs the run's figures to; empty: none. Its Python needs the
+    package wandb; with wandb_mode=online the key is taken from WANDB_API_KEY, which launcher.pass_env hands on."""
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """offline: into the run folder alone, for `wandb sync`; online: sent as it comes."""
     prometheus_dir: str = ""
     """Folder for a text file with step, ranks and training figures, such as that of node_exporter's textfile
     collector; absolute, or from where the run was launched."""
+
+    @model_validator(mode="after")
+    def _read_somewhere(self) -> Notify:
+        if not self.wandb and "wandb_mode" in self.model_fields_set:
+            raise ValueError("wandb_mode is set, but wandb is empty, so nothing reads it; set wandb to a project")
+        return self

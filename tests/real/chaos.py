@@ -35,7 +35,7 @@ class Fault:
     """As causes.yaml names it; empty: nothing is left to judge it."""
     outcome: str
     """restarted: it goes on by itself. stopped: it ends, and `dslaunch resume` goes on. ended: that is all.
-    unharmed: it does not notice."""
+    unharmed: it does not notice. shrunk, grown: it is planned anew for fewer hosts or for more, and goes on."""
     launchers: tuple[str, ...] = ("local", "torchrun", "ssh", "slurm")
     rank: int | None = None
     """Where it must strike; None: any."""
@@ -56,6 +56,8 @@ FAULTS = (
     Fault("configuration wrong", "configuration", "ended"),
     Fault("wrong Python", "wrong_program", "ended"),
     Fault("wrong world size", "configuration", "ended", launchers=("local", "torchrun")),
+    Fault("slow rank", "", "unharmed"),
+    Fault("ranks with uneven data", "communication", "ended"),
 )
 SLURM_FAULTS = (
     Fault("node drained", "", "unharmed", launchers=("slurm",)),
@@ -65,6 +67,12 @@ SLURM_FAULTS = (
 )
 HOST_LOST = Fault("host cut off the network", "host_lost", "restarted", launchers=("ssh",), rank=1)
 """Struck by its own test, which needs a spare host."""
+
+HOST_GONE = Fault("host lost for good, elastic", "host_lost", "shrunk", launchers=("ssh", "slurm"))
+HOST_BACK = Fault("lost host comes back, elastic", "killed", "grown", launchers=("ssh",))
+TOO_FEW = Fault("fewer hosts than restart.min_nodes", "host_lost", "stopped", launchers=("ssh",))
+ELASTIC_FAULTS = (HOST_GONE, HOST_BACK, TOO_FEW)
+"""Struck by the tests of elastic runs (test_elastic_*.py), whose losses hang on no number of ranks."""
 
 
 @dataclass(frozen=True)

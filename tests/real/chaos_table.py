@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dslaunch.run.policy import policies
-from tests.real.chaos import FAULTS, HOST_LOST, SLURM_FAULTS, Fault
+from tests.real.chaos import ELASTIC_FAULTS, FAULTS, HOST_LOST, SLURM_FAULTS, Fault
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
@@ -15,8 +15,10 @@ _WORDS = {
     "stopped": "stops; `dslaunch resume` goes on",
     "ended": "stops",
     "unharmed": "goes on unharmed",
+    "shrunk": "is planned anew for fewer hosts, and goes on",
+    "grown": "is planned anew for more hosts, and goes on",
 }
-_UNJUDGED = {"supervisor killed": "(its guard ends the job)"}
+_UNJUDGED = {"supervisor killed": "(its guard ends the job)", "slow rank": "(none)"}
 _found: dict[tuple[str, str], tuple[int, float]] = {}
 """By fault and launcher: runs that ended as they should, and the longest of them in seconds."""
 
@@ -46,7 +48,7 @@ def _cells(text: str) -> dict[tuple[str, str], str]:
 def _table(known: dict[tuple[str, str], str]) -> str:
     """One row a fault, one column a launcher."""
     rows = [f"| fault | cause | then | {' | '.join(LAUNCHERS)} |", f"|---|---|---|{'---|' * len(LAUNCHERS)}"]
-    for fault in (*FAULTS, HOST_LOST, *SLURM_FAULTS):
+    for fault in (*FAULTS, HOST_LOST, *ELASTIC_FAULTS, *SLURM_FAULTS):
         cause = f"`{fault.cause}`" if fault.cause in policies() else _UNJUDGED.get(fault.name, "(SLURM's own)")
         cells = [_cell(fault, launcher) or known.get((fault.name, launcher), "not run") for launcher in LAUNCHERS]
         rows.append(f"| {fault.name} | {cause} | {_WORDS[fault.outcome]} | {' | '.join(cells)} |")

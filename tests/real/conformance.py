@@ -41,7 +41,7 @@ out.write_text(json.dumps({**seen, "argv": sys.argv, "cwd": os.getcwd(), "host":
 """,
     "fail.py": """
 import os, sys, time
-print("rank", os.environ["RANK"], "speaks")
+print(f"rank {os.environ['RANK']} speaks")
 if os.environ["RANK"] == sys.argv[1]:
     sys.exit(7) if sys.argv[2] == "exit" else os.kill(os.getpid(), int(sys.argv[2]))
 time.sleep(1000)

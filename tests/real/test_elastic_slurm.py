@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dslaunch.run.state import read_events, read_state
-from tests.real.chaos import processes_of
+from tests.real.chaos import HOST_GONE, processes_of
+from tests.real.chaos_table import note, write_table
 from tests.real.elastic_train import curve
 from tests.real.parts import need
 from tests.real.slurm import slurm_cluster
@@ -32,6 +34,7 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(tmp_path: Path) -> None:
         pytest.skip("a SLURM cluster on one host is started as root")
     with slurm_cluster(3, 1, ("SlurmdTimeout=30",)) as cluster:
         job = Elastic(tmp_path, cluster.environ)
+        began = time.monotonic()
         process = job.dslaunch("launch", *_WORDS)
         try:
             job.wait_for_step(3, 3, process)
@@ -48,3 +51,6 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(tmp_path: Path) -> None:
         assert [world for _, _, world in job.rows()][-1] == 2
         assert not processes_of(job.run)
         assert [event["kind"] for event in read_events(job.run)].count("started") == 2
+    note(HOST_GONE, "slurm", time.monotonic() - began)
+    if os.environ.get("DSLAUNCH_CHAOS_TABLE"):
+        write_table()

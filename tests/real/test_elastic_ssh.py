@@ -1,4 +1,7 @@
-"""Hosts that are lost for good, and come back: the run is planned anew, and its losses go on as if nothing was."""
+"""Hosts that are lost for good, and come back: the run is planned anew, and its losses go on as if nothing was.
+
+`DSLAUNCH_CHAOS_TABLE=1` writes what was found into docs/reliability.md.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ import pytest
 
 from dslaunch.run.records import read_ranks
 from dslaunch.run.state import read_events, read_state
-from tests.real.chaos import processes_of
+from tests.real.chaos import HOST_BACK, HOST_GONE, TOO_FEW, processes_of
+from tests.real.chaos_table import note, write_table
 from tests.real.elastic_train import curve
 from tests.real.hosts import Hosts, ssh_hosts
 from tests.real.parts import need
@@ -100,6 +104,13 @@ def kill_rank(run: Path, rank: int, hosts: Hosts) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    yield
+    if os.environ.get("DSLAUNCH_CHAOS_TABLE"):
+        write_table()
+
+
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     need("sshd")
@@ -117,6 +128,7 @@ def elastic(tmp_path: Path, hosts: Hosts) -> Iterator[Elastic]:
 
 
 def test_a_run_goes_on_without_a_host_that_dies(elastic: Elastic, hosts: Hosts) -> None:
+    began = time.monotonic()
     process = elastic.launch("cluster=2x1xA100", "cluster.hosts=[n1,n2]")
     elastic.wait_for_step(3, 2, process)
     os.kill(hosts.hosts[1].init, signal.SIGKILL)
@@ -126,10 +138,12 @@ def test_a_run_goes_on_without_a_host_that_dies(elastic: Elastic, hosts: Hosts) 
     assert (shrunk["nodes"], shrunk["hosts"]) == (1, ["n1"])
     elastic.check_losses(curve(_STEPS, _BATCH))
     assert not processes_of(elastic.run)
+    note(HOST_GONE, "ssh", time.monotonic() - began)
 
 
 @pytest.mark.slow
 def test_a_run_shrinks_to_the_hosts_that_are_left_and_grows_again(elastic: Elastic, hosts: Hosts) -> None:
+    began = time.monotonic()
     process = elastic.launch()
     elastic.wait_for_step(3, 3, process)
     hosts.hosts[1].cut()
@@ -153,6 +167,7 @@ def test_a_run_shrinks_to_the_hosts_that_are_left_and_grows_again(elastic: Elast
     assert "2 times, now for 3 nodes" in said
     assert kept[2] == (elastic.run / "plan.json").read_text()
     assert not processes_of(elastic.run)
+    note(HOST_BACK, "ssh", time.monotonic() - began)
 
 
 @pytest.mark.slow
@@ -178,6 +193,7 @@ def test_survivors_wait_where_the_batch_does_not_divide(runner: str, elastic: El
 
 @pytest.mark.slow
 def test_below_the_fewest_nodes_a_run_stops_and_resumes_with_more(elastic: Elastic, hosts: Hosts) -> None:
+    began = time.monotonic()
     process = elastic.launch("restart.min_nodes=2")
     elastic.wait_for_step(3, 3, process)
     for host in hosts.hosts[1:]:
@@ -198,3 +214,4 @@ def test_below_the_fewest_nodes_a_run_stops_and_resumes_with_more(elastic: Elast
     assert "planned anew, generation 2: 2 nodes x 1 GPUs" in said
     elastic.check_losses(curve(_STEPS, _BATCH))
     assert not processes_of(elastic.run)
+    note(TOO_FEW, "ssh", time.monotonic() - began)

@@ -110,7 +110,7 @@ def test_every_rank_gets_its_place_and_the_arguments_unchanged(launcher: str, ho
 @pytest.mark.parametrize("launcher", ["local", "torchrun"])
 def test_a_rank_that_fails_fails_the_launch(launcher: str, home: Path, start: Start) -> None:
     (home / "fail.py").write_text(
-        "import os, sys\nprint('rank', os.environ['RANK'], 'speaks')\nsys.exit(3 * int(os.environ['RANK']))\n"
+        "import os, sys\nprint(f'rank {os.environ[\"RANK\"]} speaks')\nsys.exit(3 * int(os.environ['RANK']))\n"
     )
     status, output = _done(start(*_launch(launcher, "fail.py")))
     assert status == 1, output

@@ -24,7 +24,7 @@ def home(tmp_path: Path, slurm: SlurmCluster) -> Iterator[Path]:
     conf = tmp_path / "site" / "conf" / "cluster"
     conf.mkdir(parents=True)
     (conf / "cpus.yaml").write_text(CLUSTER)
-    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'trains', flush=True)\n")
+    (tmp_path / "train.py").write_text("import os\nprint(f'rank {os.environ[\"RANK\"]} trains', flush=True)\n")
     other = tmp_path / "other" / f"torch-{TORCH}.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {TORCH}\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch.run.state import read_events
 from tests.golden.cases import rendered
 from tests.launching import HOSTILE
 from tests.real.parts import need
@@ -105,3 +106,40 @@ def test_without_nsys_the_rank_says_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "rank.sh: profile=nsys: there is no nsys on the PATH of" in done.stderr
     assert "use profile=torch" in done.stderr
+
+
+_UNEVEN = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model, inputs = torch.nn.Linear(512, 512), torch.randn(256, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for number in range(1, 7):
+    for _ in range(40 if dist.get_rank() == 1 else 4):
+        model(inputs).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+time.sleep(8)  # the supervisor looks every 5 seconds
+"""
+
+
+@pytest.mark.slow
+def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
+    """Two real ranks, of which one has ten times the work of the other."""
+    (tmp_path / "uneven.py").write_text(_UNEVEN)
+    words = (
+        "recipe=vla_tiny", "cluster=local", "launcher=torchrun", "engine=torch", "strategy=ddp", "module=",
+        "script=uneven.py", "profile=torch", "profile.ranks=[0,1]", "profile.steps=2", "profile.first_step=3",
+        "--skip-preflight", "env.OMP_NUM_THREADS=1",
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "dslaunch", "launch", *words],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    shares = [json.loads((run / "profiles" / f"rank-{rank}.share.json").read_text()) for rank in (0, 1)]
+    assert shares[0]["communication_share"] > 0.5 > 0.2 > shares[1]["communication_share"], shares
+    breaches = [event["details"] for event in read_events(run) if event["kind"] == "breach"]
+    found = {each["threshold"]: each["where"] for each in breaches}
+    assert (found["straggler"], found["communication_share"]) == ("rank 1", "rank 0")

@@ -31,7 +31,7 @@ Path(os.environ["DSLAUNCH_RUN_DIR"], f"probe-{os.environ['RANK']}.json").write_t
 """
 FAIL_ON_13 = """
 import os, sys
-print("rank", os.environ["RANK"], "speaks")
+print(f"rank {os.environ['RANK']} speaks")
 sys.exit(5 * (os.environ["RANK"] == "13"))
 """
 SLEEP = "import os, pathlib, time\npathlib.Path(os.environ['DSLAUNCH_RUN_DIR'], 'up').touch()\ntime.sleep(300)\n"

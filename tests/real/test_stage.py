@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dslaunch.run.state import read_events, read_state
 from tests.launching import HOSTILE
 from tests.real.hosts import Hosts, ssh_hosts
 from tests.real.parts import need
@@ -157,3 +159,48 @@ def test_slurm_hands_the_code_from_node_to_node(tmp_path: Path, slurm: SlurmClus
     assert "KiB free, and the code takes" in refused
     assert "no rank was started" in refused
     assert slurm.run("srun", "--nodes=2", "--ntasks=2", "find", str(local), "-mindepth", "1") == ""
+
+
+@pytest.mark.slow
+def test_a_job_that_is_stopped_removes_its_copies_and_one_that_is_cancelled_names_them(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    home, local = _code(tmp_path / HOSTILE), tmp_path / "local"
+    (home / "probe.py").write_text(f"{PROBE}\nimport time; time.sleep(300)\n")
+    words = ("launcher=slurm", f"launcher.stage.to={local}", "launcher.slurm.cpus_per_task=1")
+    _dslaunch(home, slurm.environ, *words)
+    run = _only(home)
+    logs = [run / "logs" / f"rank-{rank}.log" for rank in (0, 1)]
+    _until(lambda: all(path.is_file() and '"cwd"' in path.read_text() for path in logs))
+    held = slurm.run("srun", "--overlap", f"--jobid={_job(run)}", "--nodes=2", "--ntasks=2", "ls", str(local))
+    assert held.split() == [run.name, run.name]
+    said = _dslaunch_verb(home, slurm.environ, "stop", run.name)
+    assert "stays on" not in said
+    assert [event["kind"] for event in read_events(run)].count("unstaged") == 1
+    assert slurm.run("srun", "--nodes=2", "--ntasks=2", "find", str(local), "-mindepth", "1") == ""
+    assert (run / "ranks" / "1.exit").read_text() == "143\n"
+    assert "stopped" in _dslaunch_verb(home, slurm.environ, "status", run.name)
+
+    _dslaunch(home, slurm.environ, *words, "run.root=second")
+    cancelled = _only(home, "second")
+    _until(lambda: len(list(cancelled.glob("ranks/*.exit"))) == 2)
+    slurm.run("scancel", _job(cancelled))
+    slurm.wait_for_idle()
+    said = _dslaunch_verb(home, slurm.environ, "stop", str(cancelled))
+    assert "its copy of the code stays on n[1-2]" in said
+    command = said.partition("To remove it: ")[2].splitlines()[0]
+    slurm.run("bash", "-c", command)
+    refused = _dslaunch(home, slurm.environ, *words, "run.root=third", "launcher.slurm.segment=1", status=2)
+    assert "sbatch knows --segment from SLURM 24.05 on, and the one here is 22.05" in refused
+    assert slurm.run("srun", "--nodes=2", "--ntasks=2", "find", str(local), "-mindepth", "1") == ""
+
+
+def _job(run: Path) -> str:
+    return read_state(run).slurm_job
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 120
+    while not reached():
+        assert time.monotonic() < limit
+        time.sleep(0.1)

@@ -36,7 +36,10 @@ for number in range(1, 7):
         dist.all_reduce(torch.ones(1000))
     step(number)
 """
+_SPOILS = 'batch.images[place, 0, 0, 0] = float("nan")'
+_KILLS = 'os.environ["RANK"] == "1" and os.kill(os.getpid(), 9)'
 _NAN = """
+import os
 from dataclasses import replace
 from dslaunch.runtime.data import Digits, open_data
 class Broken(Digits):
@@ -117,6 +120,33 @@ def test_a_sample_that_is_not_a_number_is_found_at_its_step(tmp_path: Path) -> N
     assert found["repeated_from"] == "step-00000002"
     assert found["repeated_error"].startswith("FloatingPointError: the loss of step 3 is nan")
     assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.slow
+def test_a_model_too_large_for_one_process_is_repeated_as_its_twin(tmp_path: Path) -> None:
+    """108 M parameters that two processes of 3.8 GiB hold under ZeRO-3, and one does not."""
+    need("sklearn")
+    (tmp_path / "broken.py").write_text(_NAN.replace("2 * 32 + 19", "19"))
+    large = tuple(f"model.components.llm.{each}" for each in ("hidden=1024", "ffn=4096", "layers=8"))
+    fits = ("model.components.projector.dims=[64,128,1024]", "cluster.gpu.memory_gib=3.8", "strategy=zero3")
+    run = failed(tmp_path, *large, *fits, "data.path=broken:samples", "training.steps=2")
+    found = triage(tmp_path, run)
+    assert found["verdict"] == "model_and_data", found
+    assert "its twin of 1/" in found["repeated_as"]
+    assert found["repeated_error"].startswith("FloatingPointError: the loss of step 1 is nan")
+    assert "at the same step 1" in found["why"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_somebody_kills_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    need("sklearn")
+    (tmp_path / "killing.py").write_text(_NAN.replace(_SPOILS, _KILLS))
+    run = failed(tmp_path, "data.path=killing:samples", "strategy=zero1", "training.steps=6")
+    found = triage(tmp_path, run)
+    assert (found["verdict"], found["cause"]) == ("environment", "killed"), found
+    assert found["repeated_error"] == ""
+    assert found["repeated_to"] >= found["step"]
+    assert "the run ended because a process was killed" in found["why"]
 
 
 def test_a_run_that_did_not_fail_is_not_repeated(tmp_path: Path) -> None:

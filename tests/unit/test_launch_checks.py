@@ -111,3 +111,18 @@ def test_a_hostfile_that_can_be_read_is_judged_for_each_launcher(
     (tmp_path / "hosts").write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError, match=message):
         _check(plan, tmp_path, launcher=launcher)
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"), [("slurm-wlm 22.05.8", True), ("slurm 24.05.1", False), ("", False)]
+)
+def test_an_older_slurm_does_not_know_segments(version: str, refused: bool, tmp_path: Path) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\necho '{version}'\n")
+    sbatch.chmod(0o755)
+    plan = make_plan(2, 4, placement=("--segment=2: every 8 ranks stand in one block",))
+    if refused:
+        with pytest.raises(ConfigError, match=r"segment: sbatch knows .* from SLURM 24\.05 on, .* is 22\.05"):
+            _check(plan, tmp_path, "slurm")
+    else:
+        _check(plan, tmp_path, "slurm")

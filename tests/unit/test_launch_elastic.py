@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from dslaunch.flow import Request, rendered
 from dslaunch.launch.elastic import Fleet
-from dslaunch.launch.reload import reload_fault
+from dslaunch.launch.reload import conversion_fault, reload_fault
 from dslaunch.launch.replan import NoPlanError, replan
+from dslaunch.launch.universal import MODE, conversion_of
 from dslaunch.planfile import Plan, ProgramPlan, plan_from_json
+from dslaunch.planfile.plan import Setting
 from dslaunch.render.blueprint import BLUEPRINT, read_blueprint
 from dslaunch.run.folder import verify, write_files
 from dslaunch.run.generations import begin_generation, complete, first_files, generation_of
@@ -31,9 +34,11 @@ def files() -> dict[str, str]:
     return rendered(Request(_WORDS, None, (), ()))[2]
 
 
-def _replanned(files: dict[str, str], most: int, least: int, hosts: tuple[str, ...] = ()) -> Any:
+def _replanned(
+    files: dict[str, str], most: int, least: int, hosts: tuple[str, ...] = (), *, saved: bool = False
+) -> Any:
     plan = plan_from_json(files["plan.json"])
-    return replan(read_blueprint(files[BLUEPRINT], "here"), plan, most, least, hosts, Path())
+    return replan(read_blueprint(files[BLUEPRINT], "here"), plan, most, least, hosts, Path(), zero_saved=saved)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_a_recipes_own_layouts_give_way_to_a_search_under_the_same_engine() -> N
     assert "strategy layouts" in made.refused[0]
 
 
-def _plan(engine: str, dp: int, zero: int, *, module: str = "", tp: int = 1, **extra: str) -> Plan:
+def _plan(engine: str, dp: int, zero: int, *, module: str = "", tp: int = 1, **extra: Any) -> Plan:
     plan = make_plan(1, 8, engine=engine)
     (name, component), *_ = plan.components.items()
     resized = dataclasses.replace(component, dp=dp, zero=zero, tp=tp)
@@ -98,7 +103,8 @@ def _plan(engine: str, dp: int, zero: int, *, module: str = "", tp: int = 1, **e
         (_plan("deepspeed", 4, 3, module=RUNTIME), _plan("deepspeed", 2, 3, module=RUNTIME), ""),
         (_plan("deepspeed", 4, 1), _plan("deepspeed", 4, 1), ""),
         (_plan("deepspeed", 4, 0), _plan("deepspeed", 2, 0), ""),
-        (_plan("deepspeed", 4, 1), _plan("deepspeed", 2, 1), "ZeRO-1 is read by as many ranks as saved it"),
+        (_plan("deepspeed", 4, 1), _plan("deepspeed", 2, 1), "ZeRO-1 is read by as many ranks, of the same stage"),
+        (_plan("deepspeed", 4, 0), _plan("deepspeed", 2, 1), "of the same stage, as saved it"),
         (_plan("torch", 4, 3), _plan("torch", 2, 3), ""),
         (_plan("megatron", 4, 1), _plan("megatron", 2, 1), ""),
         (_plan("megatron", 4, 1, tp=2), _plan("megatron", 4, 1, tp=1), "the tp, pp, cp and ep that saved it"),
@@ -110,6 +116,79 @@ def test_a_plan_whose_program_cannot_read_the_checkpoint_is_refused(before: Plan
     found = reload_fault(before, after)
     assert fault in found
     assert bool(found) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        (_plan("deepspeed", 4, 1), _plan("deepspeed", 2, 1), ""),
+        (_plan("deepspeed", 4, 1), _plan("deepspeed", 2, 2), ""),
+        (_plan("deepspeed", 2, 3), _plan("deepspeed", 4, 3), ""),
+        (_plan("deepspeed", 4, 2), _plan("deepspeed", 2, 3), "not 2 into 3"),
+        (_plan("deepspeed", 4, 0), _plan("deepspeed", 2, 1), "not 0 into 1"),
+        (_plan("deepspeed", 4, 1, tp=2), _plan("deepspeed", 2, 1, tp=2), "other replicas alone"),
+        (_plan("deepspeed", 4, 1, optimizer={"type": "Lion"}), _plan("deepspeed", 2, 1), "the optimizer is Lion"),
+        (_plan("torch", 4, 3), _plan("torch", 2, 3), "no checkpoint that a script of DeepSpeed saved"),
+    ],
+)
+def test_what_deepspeed_cannot_convert_is_said(before: Plan, after: Plan, fault: str) -> None:
+    found = conversion_fault(before, after)
+    assert fault in found
+    assert bool(found) == bool(fault)
+
+
+_SCRIPT = (*_WORDS, "engine=deepspeed", "strategy=zero2", "module=", "script=train.py")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_scripts_zero_checkpoint_is_read_once_it_is_converted(*, saved: bool) -> None:
+    """Before the first one is saved there is nothing that the configuration could ask for."""
+    made = _replanned(rendered(Request(_SCRIPT, None, (), ()))[2], 2, 2, ("a", "b"), saved=saved)
+    assert made.plan.world_size == 4
+    wanted = {"load_universal": True} if saved else None
+    assert json.loads(made.files["ds_config.json"]).get("checkpoint") == wanted
+    assert (MODE in made.plan.engine.modes) == saved
+
+
+def test_a_container_is_no_place_to_convert_in() -> None:
+    words = (*_SCRIPT, "launcher=slurm", "launcher.container.kind=pyxis", "launcher.container.image=i")
+    with pytest.raises(NoPlanError, match="runs outside of the container"):
+        _replanned(rendered(Request(words, None, (), ()))[2], 2, 2, saved=True)
+
+
+def _saved(folder: Path, *ranks: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / "mp_rank_00_model_states.pt").touch()
+    for rank in ranks:
+        (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    (folder.parent / "latest").write_text(folder.name)
+
+
+def test_the_newest_checkpoint_is_converted_once(tmp_path: Path) -> None:
+    modes = {MODE: dict[str, Setting]()}
+    plan = make_plan(1, 8, engine="deepspeed")
+    universal = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, modes=modes))
+    assert conversion_of(universal, tmp_path, "") is None
+    checkpoints = tmp_path / "checkpoints"
+    _saved(checkpoints / "global_step4", 0, 1)
+    assert conversion_of(plan, tmp_path, "") is None
+    wanted = conversion_of(universal, tmp_path, "")
+    assert wanted is not None
+    assert (wanted.source.name, wanted.target.name) == ("global_step4", "global_step4_universal")
+    wanted.target.mkdir()
+    assert conversion_of(universal, tmp_path, "") == wanted, "it was cut short"
+    (checkpoints / "latest_universal").write_text(wanted.target.name)
+    assert conversion_of(universal, tmp_path, "") is None
+
+
+def test_the_trainers_folder_of_a_step_holds_deepspeeds(tmp_path: Path) -> None:
+    modes = {MODE: dict[str, Setting]()}
+    plan = make_plan(1, 8, engine="deepspeed")
+    universal = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, modes=modes))
+    _saved(tmp_path / "checkpoints" / "checkpoint-6" / "global_step6", 0, 1)
+    wanted = conversion_of(universal, tmp_path, "")
+    assert wanted is not None
+    assert wanted.target == tmp_path / "checkpoints" / "checkpoint-6" / "global_step6_universal"
 
 
 def test_every_generation_is_kept_and_a_crash_between_files_is_made_good(

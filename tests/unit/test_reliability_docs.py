@@ -9,7 +9,7 @@ import pytest
 
 from dslaunch.run.policy import policies
 from dslaunch.run.thresholds import Threshold, thresholds
-from tests.real.chaos import FAULTS, HOST_LOST
+from tests.real.chaos import ELASTIC_FAULTS, FAULTS, HOST_LOST, SLURM_FAULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
@@ -27,6 +27,8 @@ def _limit(each: Threshold) -> str:
         return f"above the mean of the last {each.steps} by {each.sigma:g} standard deviations"
     if each.of_plan is not None:
         return f"median of {each.steps} above the upper end of the plan's error band"
+    if each.deviation:
+        return f"standard deviation of {each.steps} above {each.above:g}"
     sides = {"below": each.below, "above": each.above}
     limits = " or ".join(f"{side} {limit:g}" for side, limit in sides.items() if limit is not None)
     return f"median of {each.steps} {limits}" if each.median else limits
@@ -56,5 +58,5 @@ def test_a_table_is_the_programs_own(name: str, table: str) -> None:
 
 def test_every_fault_is_in_the_table_that_the_chaos_wrote() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for fault in (*FAULTS, HOST_LOST):
+    for fault in (*FAULTS, HOST_LOST, *ELASTIC_FAULTS, *SLURM_FAULTS):
         assert f"| {fault.name} |" in text

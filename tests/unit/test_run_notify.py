@@ -28,12 +28,18 @@ mkdir -p ranks
 echo '{"step": 7, "loss": 1.5, "grad_norm": 30.0, "note": "x"}' >>metrics.jsonl
 echo '7 1 1700000000.0' >ranks/0.step
 if [[ -d ranks.attempt-1 ]]; then echo 0 >ranks/0.exit; exit 0; fi
-sleep 6
+for _ in {1..300}; do grep -qs '"breach"' events.jsonl && break; sleep 0.1; done
 echo 'ValueError: a batch' >>logs/rank-0.log
 echo 1 >ranks/0.exit
 exit 1
 """
 """The first start breaches a threshold and fails, the second succeeds."""
+
+
+@pytest.fixture(autouse=True)
+def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's figures are looked at every 5 seconds: a test need not wait as long."""
+    monkeypatch.setattr("dslaunch.run.thresholds._LOOK_EVERY_S", 0.3)
 
 
 @pytest.fixture

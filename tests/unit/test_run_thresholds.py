@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from dslaunch.errors import ConfigError
 from dslaunch.plan.interval import best_interval_s, interval
 from dslaunch.planfile import prediction_from_json
+from dslaunch.render import gpus
+from dslaunch.render.profiled import communication_share
 from dslaunch.run import thresholds
 from dslaunch.run.thresholds import Breach, Vitals
+from dslaunch.schema.supervision import Watched
 from tests.command import CommandLine
+from tests.unit.test_preflight_reading import NVLINK_A100
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +113,7 @@ def test_every_threshold_has_a_source_and_causes() -> None:
         assert each.source
         assert each.causes
         assert any(value is not None for value in (each.below, each.above, each.of_plan, each.sigma))
+    assert {each.name for each in thresholds.thresholds()} == set(get_args(Watched))
 
 
 def test_the_best_interval_loses_least() -> None:
@@ -146,3 +155,111 @@ def test_auto_without_a_measurement_is_refused(dslaunch: CommandLine) -> None:
     assert done.status == ConfigError.status
     assert "save_seconds is missing" in done.err
     assert "from 0 on, and auto" in dslaunch("plan recipe=llama3_8b cluster=8xH100 checkpoint.every=often").err
+
+
+def _gpus(folder: Path, rank: int, **said: Any) -> None:
+    """What gpus.py has written, as often as it is called."""
+    (folder / "ranks").mkdir(exist_ok=True)
+    path = folder / "ranks" / f"{rank}.gpus"
+    path.write_text(json.dumps({"host": f"n{rank}", "at": 0.0, "slowed": [], **said}))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + _gpus_written.setdefault(path, 0)))
+    _gpus_written[path] += 1_000_000_000
+
+
+_gpus_written: dict[Path, int] = {}
+
+
+def test_an_idle_gpu_of_one_host_is_told_by_its_counter(tmp_path: Path) -> None:
+    vitals = Vitals(tmp_path)
+    _add(tmp_path, step=7, loss=1.0)
+    found: list[Breach] = []
+    for _ in range(20):
+        _gpus(tmp_path, 0, counter="sm_active", busy=[0.95, 0.6], nvlink_share=[0.1, 0.8])
+        _gpus(tmp_path, 8, counter="gpu_utilization", busy=[0.99], nvlink_share=[None], slowed=[0])
+        found += vitals.look()
+    assert [(each.threshold.name, each.where, each.step) for each in found] == [
+        ("gpu_slowed", "n8", 7), ("gpu_activity", "n0", 7), ("nvlink_load", "n0", 7),
+    ]  # fmt: skip
+    assert "step 7, n0: sm_active 0.6 is below 0.85 (gpu_activity)" in found[1].describe()
+    assert "n8: slowed_gpus 1 is above 0 (gpu_slowed): heat or a power supply of that host" in found[0].describe()
+
+
+def test_a_gpu_whose_load_swings_is_not_steady(tmp_path: Path) -> None:
+    vitals = Vitals(tmp_path)
+    found: list[Breach] = []
+    for number in range(20):
+        _gpus(tmp_path, 0, counter="sm_active", busy=[1.0 if number % 2 else 0.7], nvlink_share=[None])
+        found += vitals.look()
+    assert [(each.threshold.name, round(each.value, 3)) for each in found] == [("gpu_steadiness", 0.15)]
+
+
+def test_what_cannot_be_seen_of_the_gpus_is_said_once(tmp_path: Path) -> None:
+    vitals = Vitals(tmp_path)
+    _gpus(tmp_path, 0, unseen="neither dcgmi nor nvidia-smi says what the GPUs do")
+    assert vitals.look() == []
+    assert vitals.look() == []
+    assert vitals.unseen == ["GPUs of n0: neither dcgmi nor nvidia-smi says what the GPUs do"]
+
+
+def test_a_recorded_share_of_communication_is_judged(tmp_path: Path) -> None:
+    vitals = Vitals(tmp_path)
+    (tmp_path / "profiles").mkdir()
+    for rank, share in ((0, 0.19), (3, 0.4)):
+        row = {"communication_share": share, "where": f"rank {rank}"}
+        (tmp_path / "profiles" / f"rank-{rank}.share.json").write_text(json.dumps(row))
+    found = {(each.threshold.name, each.where, round(each.value, 2)) for each in vitals.look()}
+    assert found == {("communication_share", "rank 3", 0.4), ("straggler", "rank 0", 0.21)}
+
+
+def test_communication_that_work_hides_does_not_count() -> None:
+    """Microseconds; a GPU's own kernels decide, and the CPU's waiting says nothing."""
+    kernels = [
+        ("sm90_gemm", 0.0, 60.0, True), ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 40.0, 100.0, True),
+        ("cudaStreamSynchronize", 0.0, 100.0, False), ("aten::mm", 60.0, 100.0, False),
+    ]  # fmt: skip
+    assert communication_share(kernels) == pytest.approx(0.4)
+    talk, work = ("gloo:all_reduce", 50.0, 75.0, False), ("aten::add", 75.0, 100.0, False)
+    assert communication_share([("aten::mm", 0.0, 50.0, False), talk, work]) == pytest.approx(0.25)
+    assert communication_share([("aten::mm", 0.0, 50.0, False)]) is None
+
+
+# Not recorded on a machine: the form of NVIDIA/DCGM:dcgmi/DeviceMonitor.cpp, PrintMetricsRow, v3.3.
+_DMON = """\
+#Entity   SMACT         NVLTX                NVLRX
+ID
+GPU 0     0.000         N/A                  N/A
+GPU 1     0.312         1203                 1204
+GPU 0     0.994         91203456789          90203456789
+GPU 1     0.871         N/A                  N/A
+"""
+
+
+def test_counters_are_read_as_the_tools_print_them() -> None:
+    assert gpus.by_dcgm(_DMON) == {0: (0.994, 91203456789.0), 1: (0.871, None)}
+    assert gpus.by_dcgm("Error: unable to establish a connection to the specified host: localhost\n") == {}
+    assert gpus.by_nvidia_smi("0, 97\n1, 5\n2, [N/A]\nNo devices were found\n") == {0: 0.97, 1: 0.05}
+    assert gpus.slowed("0, 0x0000000000000001\n1, 0x0000000000000048\n2, [N/A]\n") == [1]
+    assert gpus.link_speeds(NVLINK_A100) == {0: 75e9, 1: 50e9}
+
+
+def test_the_sampler_tells_what_it_sees_and_ends_with_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tools are stand-ins that print the above; where there are none, that is what is told."""
+    for name, text in (("dcgmi", _DMON), ("nvidia-smi", NVLINK_A100)):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+        (tmp_path / name).chmod(0o755)
+    out = tmp_path / "0.gpus"
+    started = f"print(subprocess.Popen([sys.executable, {gpus.__file__!r}, {str(out)!r}]).pid)"
+    code = f"import subprocess, sys, time; {started}; time.sleep(2)"
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=30, capture_output=True)
+    limit = time.monotonic() + 10
+    while Path(f"/proc/{int(done.stdout)}").exists():
+        assert time.monotonic() < limit, "it outlives the process that started it"
+        time.sleep(0.1)
+    said = json.loads(out.read_text())
+    assert (said["counter"], said["busy"]) == ("sm_active", [0.994, 0.871])
+    assert said["nvlink_share"] == [pytest.approx(1.216, abs=1e-3), None]
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert "unseen" in gpus.sample({})

@@ -46,8 +46,16 @@ if ((DSLAUNCH_ATTEMPT > 1)); then
   logs+="/attempt-$DSLAUNCH_ATTEMPT"
 fi
 mkdir -p "$DSLAUNCH_RUN_DIR/ranks" "$logs"
-record="$DSLAUNCH_RUN_DIR/ranks/$RANK.exit"
+# Held open: a rank that outlives its attempt, on a host that was cut off, writes to that attempt's folder once it is
+# put aside, and not to the next one's.
+exec {held}<"$DSLAUNCH_RUN_DIR/ranks"
+ranks="/proc/$$/fd/$held"
+record="$ranks/$RANK.exit"
 echo running >"$record"
+if [[ ${LOCAL_RANK:-} == 0 ]]; then # what this host's GPUs do; it ends with this script
+  "$DSLAUNCH_PYTHON" -I "$DSLAUNCH_RUN_DIR/gpus.py" "$ranks/$RANK.gpus" </dev/null >/dev/null 2>&1 &
+  counting=$!
+fi
 # What this rank says goes to a file of its own as well as to the launcher.
 exec > >(trap '' INT TERM HUP && exec tee -a -- "$logs/rank-$RANK.log") 2>&1
 copier=$!
@@ -58,10 +66,11 @@ trap : INT TERM
   # The program keeps this process id; with the start time (clock ticks since boot) it is never taken for another.
   read -ra stat <"/proc/$BASHPID/stat"
   printf '{"host": "%s", "pid": %d, "pgid": %d, "start_time": %d}\n' "$HOSTNAME" "$BASHPID" "${stat[4]}" "${stat[21]}" \
-    >"$DSLAUNCH_RUN_DIR/ranks/$RANK.pid"
+    >"$ranks/$RANK.pid"
   exec "$DSLAUNCH_PYTHON" -u train.py
 ) || status=$?
 echo "$status" >"$record"
+[[ -z ${counting:-} ]] || kill "$counting" 2>/dev/null || true
 exec >&- 2>&-
 for ((waited = 0; waited < 100; waited++)); do # a process that the program left behind may hold the pipe
   kill -0 "$copier" || break

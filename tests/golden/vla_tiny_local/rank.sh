@@ -46,7 +46,11 @@ if ((DSLAUNCH_ATTEMPT > 1)); then
   logs+="/attempt-$DSLAUNCH_ATTEMPT"
 fi
 mkdir -p "$DSLAUNCH_RUN_DIR/ranks" "$logs"
-record="$DSLAUNCH_RUN_DIR/ranks/$RANK.exit"
+# Held open: a rank that outlives its attempt, on a host that was cut off, writes to that attempt's folder once it is
+# put aside, and not to the next one's.
+exec {held}<"$DSLAUNCH_RUN_DIR/ranks"
+ranks="/proc/$$/fd/$held"
+record="$ranks/$RANK.exit"
 echo running >"$record"
 # What this rank says goes to a file of its own as well as to the launcher.
 exec > >(trap '' INT TERM HUP && exec tee -a -- "$logs/rank-$RANK.log") 2>&1
@@ -58,7 +62,7 @@ trap : INT TERM
   # The program keeps this process id; with the start time (clock ticks since boot) it is never taken for another.
   read -ra stat <"/proc/$BASHPID/stat"
   printf '{"host": "%s", "pid": %d, "pgid": %d, "start_time": %d}\n' "$HOSTNAME" "$BASHPID" "${stat[4]}" "${stat[21]}" \
-    >"$DSLAUNCH_RUN_DIR/ranks/$RANK.pid"
+    >"$ranks/$RANK.pid"
   exec "$DSLAUNCH_PYTHON" -u -m dslaunch.runtime --plan "$DSLAUNCH_RUN_DIR"/plan.json
 ) || status=$?
 echo "$status" >"$record"
