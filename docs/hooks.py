@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from dslaunch import cli, paths
+from dslaunch import cli
 from dslaunch.arguments import VERBS
 from dslaunch.render.context import Context, Host
 from dslaunch.render.environment import Variable
@@ -81,11 +80,10 @@ def made() -> dict[str, str]:
 
 def keys_page() -> str:
     """Every key of a recipe, a model file and a cluster file."""
-    set_by = dict(_set_by_base())
     parts = [_text("keys.md")]
     for section, title, found in _once(_sections("")):
         rows = [
-            (f"`{key.key}`", key.type, key.unit, _default(key, set_by), key.meaning)
+            (f"`{key.key}`", key.type, key.unit, _default(key), key.meaning)
             for key in found
             if "section" not in key.type or key.meaning
         ]
@@ -119,31 +117,10 @@ def _sections(dotted: str) -> Iterator[Section]:
         yield from _sections(section)
 
 
-def _set_by_base() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Key -> (value, file) of what conf/base.yaml chooses."""
-    base = yaml.safe_load((paths.data_root() / "conf" / "base.yaml").read_text("utf-8"))
-    for choice in base["defaults"]:
-        for group, name in choice.items() if isinstance(choice, dict) else ():
-            file = paths.data_root() / "conf" / group / f"{name}.yaml"
-            if file.is_file():
-                tree = yaml.safe_load(file.read_text("utf-8"))
-                where = file.relative_to(paths.data_root()).as_posix()
-                yield from ((key, (value, where)) for key, value in _flat(group, tree))
-
-
-def _flat(prefix: str, tree: Any) -> Iterator[tuple[str, str]]:
-    if not isinstance(tree, dict):
-        yield prefix, str(tree)
-        return
-    for key, value in tree.items():
-        yield from _flat(f"{prefix}.{key}", value)
-
-
-def _default(key: keys.Key, set_by: dict[str, tuple[str, str]]) -> str:
+def _default(key: keys.Key) -> str:
     """The default, and the file where it is not the schema's."""
-    if key.key in set_by:
-        value, where = set_by[key.key]
-        return f"`{value}` ({where})"
+    if key.source.startswith("conf/"):
+        return f"`{key.default}` ({key.source})"
     return f"`{key.default}`" if key.default and key.default != "required" else key.default
 
 

@@ -118,7 +118,7 @@ def _tried(made: Imported, site: Path | None, accept: tuple[str, ...]) -> dict[s
         except DslaunchError as error:
             _note_losses(made)
             shown = str(error).replace(str(stage), str(site or "."))
-            raise type(error)(f"{shown}\nThe recipe was not written.") from error
+            raise type(error)(f"{shown.rstrip()}\nThe recipe was not written.") from error
 
 
 def _finished(made: Imported, files: dict[str, str], site: Path | None, force: bool, as_json: bool) -> int:

@@ -71,6 +71,8 @@ def schema_verb(words: tuple[str, ...], as_json: bool) -> int:
             _echo_json(outputs.Keys(found))
         else:
             echo_rows(keys.schema_rows(word))
+            for line in keys.more_lines(word):
+                click.echo(line)
     return 0
 
 

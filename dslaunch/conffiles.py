@@ -98,11 +98,11 @@ def check_choice(group: str, choice: str, site: Path | None) -> None:
     sized = SIZED.fullmatch(choice)
     if group == "cluster" and sized and sized["type"] in known:
         return
-    wanted = sized["type"] if group == "cluster" and sized else choice
+    loose = SIZED.fullmatch(choice.replace("X", "x", 1)) if group == "cluster" else None
+    sizes = choice[: loose.start("type")].lower() if loose else ""
+    near = nearest(loose["type"] if loose else choice, known).replace("'", f"'{sizes}", 1)
     how = _MORE.get(group, "")
-    raise ConfigError(
-        f"{group}={choice}: no such {group}. There are {listed(known)}{how}.{nearest(wanted, known)}"
-    )
+    raise ConfigError(f"{group}={choice}: no such {group}. There are {listed(known)}{how}.{near}")
 
 
 def loaded(file: Path) -> Any:

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from dslaunch.compose import compose
 from dslaunch.conffiles import loaded
-from dslaunch.errors import ConfigError, DslaunchError
+from dslaunch.errors import ConfigError, DslaunchError, listed
 from dslaunch.output import bar
 from dslaunch.planfile import Finding
 from dslaunch.review import outputs
-from dslaunch.review.diff_markdown import markdown
+from dslaunch.review.diff_markdown import markdown, markdown_alone
 from dslaunch.review.difference import Difference, compare
 from dslaunch.review.revision import changed_since
 from dslaunch.review.side import Side
@@ -64,6 +64,8 @@ class Review:
     """Plans of the site."""
     reviewed: tuple[Reviewed, ...]
     """Those that were planned."""
+    gone: tuple[str, ...] = ()
+    """Recipes that the site had at the base and has no more."""
 
     @property
     def stops(self) -> bool:
@@ -82,6 +84,8 @@ class Reviewed:
     """None where the base or the change has no such plan."""
     alone: str = ""
     """Why there is no plan at the base to compare with."""
+    after: Side | None = None
+    """Where there is none, the plan itself."""
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -103,7 +107,13 @@ def review(base: str, site: Path, *, every: bool = False) -> Review:
     changed = changed_since(base, site)
     wanted = [e for e in found if every or is_touched(e.wanted.overrides, e.folder, changed, site)]
     with bar(f"{len(wanted)} plans, now and at {base}", len(wanted)) as advance:
-        return Review(base, len(found), tuple(advance(_reviewed(entry, base, site)) for entry in wanted))
+        reviewed = tuple(advance(_reviewed(entry, base, site)) for entry in wanted)
+    return Review(base, len(found), reviewed, _gone(changed, site))
+
+
+def _gone(changed: Sequence[PurePosixPath], site: Path) -> tuple[str, ...]:
+    recipes = [path for path in changed if path.parent.name == "recipes" and path.suffix == ".yaml"]
+    return tuple(sorted(path.stem for path in recipes if not (site / path).exists()))
 
 
 def entries(site: Path) -> list[Entry]:
@@ -126,6 +136,8 @@ def comment(found: Review) -> str:
         f"## dslaunch: {len(touched)} of {found.total} plans change, {state}\n",
         f"Base: `{found.base}`. The change can touch {len(found.reviewed)} of them; these were planned.\n",
     ]
+    if found.gone:
+        lines.append(f"Gone: {listed([f'`recipe={name}`' for name in found.gone])}.\n")
     text = "\n".join([*lines, *(block for each in touched for block in _blocks(each))])
     if len(text) <= _LONGEST:
         return text
@@ -152,7 +164,7 @@ def as_output(found: Review) -> outputs.Review:
         )
         for each in found.reviewed
     )
-    return outputs.Review(found.base, found.total, plans)
+    return outputs.Review(found.base, found.total, plans, found.gone)
 
 
 def _renderings(site: Path) -> Iterator[tuple[str, str]]:
@@ -176,7 +188,8 @@ def _reviewed(entry: Entry, base: str, site: Path) -> Reviewed:
         then = replace(entry.wanted, revision=base, word=f"{entry.wanted.word} at {base[:_SHORT]}")
         before = side(then, site)
     except DslaunchError as error:
-        return Reviewed(entry, tuple(faults), alone=str(error), findings=after.findings)
+        alone = str(error).partition(". There are ")[0]
+        return Reviewed(entry, tuple(faults), alone=alone, after=after, findings=after.findings)
     return Reviewed(entry, tuple(faults), compare(before, after), findings=after.findings)
 
 
@@ -211,8 +224,8 @@ def _blocks(each: Reviewed) -> Iterator[str]:
     yield ""
     if each.difference is not None:
         yield markdown(each.difference)
-    elif each.alone:
-        yield f"### `{each.entry.wanted.word}`\n\nNo plan at the base: {' '.join(each.alone.split())}\n"
+    elif each.after:
+        yield markdown_alone(each.after, f"No plan at the base: {' '.join(each.alone.split())}.")
 
 
 def _placed(each: Reviewed, site: Path) -> Iterator[Finding]:

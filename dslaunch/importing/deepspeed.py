@@ -18,6 +18,8 @@ _AUTO_REASON = "auto: Hugging Face's Trainer fills it in; the plan counts on its
 _FILLED_IN = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Where one of these is `auto`, the Trainer reads the file: it is rendered with `auto` again."""
 _ADAMS = ("adam", "adamw")
+_OF_ADAM = ("lr", "betas", "eps", "weight_decay")
+"""Parameters that mean the same in its variants, such as OnebitAdam; what Lamb calls so is something else."""
 
 
 class Source:
@@ -104,10 +106,20 @@ def take_deepspeed(recipe: Recipe, config: Mapping[str, Any], path: str) -> tupl
     _batch(recipe, source, path)
     _precision(recipe, source)
     _clip(recipe, source)
+    _note_filled_in(recipe, source)
     _optimizer(recipe, source)
     take_schedule(recipe, source)
     _extra(recipe, source)
     return tuple(source.notes)
+
+
+def _note_filled_in(recipe: Recipe, source: Source) -> None:
+    """Values of the optimizer that stand in a file which leaves others to the Trainer."""
+    if not recipe.get("engine.huggingface"):
+        return
+    for key in ("lr", "betas", "eps", "weight_decay"):
+        if source.left.get(dotted := f"optimizer.params.{key}") not in (None, AUTO):
+            source.note(dotted, "auto is written as for the others, and the value stands in hf_args.json")
 
 
 def _strategy(recipe: Recipe, source: Source) -> None:
@@ -191,6 +203,7 @@ def _optimizer(recipe: Recipe, source: Source) -> None:
     """AdamW; Adam is AdamW in DeepSpeed unless adam_w_mode says otherwise."""
     kind = source.take("optimizer.type")
     known = kind is not None and str(kind).lower() in _ADAMS
+    variant = kind is not None and "adam" in str(kind).lower()
     if kind is None:
         source.note(
             "optimizer", "absent: the script makes its own; AdamW is written, which it must not contradict"
@@ -198,8 +211,9 @@ def _optimizer(recipe: Recipe, source: Source) -> None:
     elif not known:
         source.note("optimizer.type", f"{kind}: dslaunch plans and writes AdamW")
         for key in source.under("optimizer.params"):
-            source.left.pop(key)
-            source.note(key, f"a parameter of {kind}")
+            if not (variant and key.rpartition(".")[2] in _OF_ADAM):
+                source.left.pop(key)
+                source.note(key, f"a parameter of {kind}")
     elif kind != "AdamW":
         source.note("optimizer.type", f"{kind} is AdamW in DeepSpeed (adam_w_mode), and is written so")
     decoupled = source.take("optimizer.params.adam_w_mode")
@@ -215,12 +229,12 @@ def _optimizer(recipe: Recipe, source: Source) -> None:
         value = source.real(f"optimizer.params.{key}")
         if value is not None:
             recipe.put(f"training.optimizer.{own}", value)
-        elif known and key != "lr":
+        elif variant and key != "lr":
             recipe.put(f"training.optimizer.{own}", {"eps": 1e-8, "weight_decay": 0.0}[key])
     betas = source.take("optimizer.params.betas")
     if betas is not None and not _is_pair(betas):
         raise ConfigError(f"{source.path}: optimizer.params.betas is {betas!r}: two numbers belong there.")
-    if betas or known:
+    if betas or variant:
         recipe.put("training.optimizer.betas", [float(beta) for beta in betas or (0.9, 0.999)])
 
 

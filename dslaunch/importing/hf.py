@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from pydantic import ValidationError
 
@@ -128,13 +131,27 @@ def _from_hub(source: str) -> str:
             f"{source}: neither a file nor a folder, and huggingface_hub, which fetches Hub ids, is not "
             "installed. Install it, or give the path of config.json."
         )
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
+    here = not _found(constants.ENDPOINT)  # the hub's client would ask six times, for half a minute
     try:
-        return Path(hf_hub_download(source, "config.json")).read_text(encoding="utf-8")
+        path = hf_hub_download(source, "config.json", local_files_only=here)
+        return Path(path).read_text(encoding="utf-8")
     except Exception as error:  # the hub's own errors and those of its transports have no common class
-        first = str(error).strip().splitlines()[0]
+        unknown = f"{urlsplit(constants.ENDPOINT).hostname} has no address here, and no copy is kept."
+        first = unknown if here else str(error).strip().splitlines()[0]
         raise ConfigError(
             f"{source}: not a file here, and config.json could not be fetched from the Hub: {first} "
             "Give the path of config.json."
         ) from error
+
+
+def _found(endpoint: str) -> bool:
+    """Whether the host has an address here; behind a proxy it is the proxy that looks."""
+    if getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+    except OSError:
+        return False
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed, nearest
@@ -16,10 +16,10 @@ KINDS = ("hf_trainer", "accelerate", "megatron", "deepspeed", "fsdp", "ddp")
 QUESTIONS = (
     ("model", "Model, one of `dslaunch models`"),
     ("cluster", "Cluster, such as 8xA100; `dslaunch clusters` lists the types"),
-    ("training.global_batch", "Samples per optimizer step, over all GPUs"),
-    ("training.seq_len", "Tokens per sample, image tokens included"),
+    ("training.global_batch", "Samples per optimizer step, over all GPUs; empty: as the script sets them"),
+    ("training.seq_len", "Tokens per sample, image tokens included; empty: as the script sets them"),
 )
-"""What every recipe needs and no script tells; asked on a terminal."""
+"""What every recipe needs, and few scripts tell; asked on a terminal."""
 
 _GROUPS = {
     # kind: (strategy, engine)
@@ -47,6 +47,18 @@ _SETTINGS = {
 }  # fmt: skip
 """What an argument may hold as {NAME} -> names of options that scripts give it. Of several in one script the first
 counts."""
+_KEYS = {
+    "seq_len": "training.seq_len",
+    "steps": "training.steps",
+    "seed": "training.seed",
+    "lr": "training.optimizer.lr",
+    "weight_decay": "training.optimizer.weight_decay",
+    "warmup_steps": "training.optimizer.warmup_steps",
+    "clip": "training.clip",
+}
+"""Where the recipe keeps what the script sets itself; the batch is a matter of its own."""
+_FROM_ZERO = ("seed", "weight_decay", "warmup_steps", "clip")
+_WHOLE = ("seq_len", "steps", "seed", "warmup_steps", "micro_batch", "num_microbatches", "global_batch")
 _TRAINER_OPTIONS = ("--output_dir", "--per_device_train_batch_size", "--gradient_accumulation_steps",
                     "--learning_rate", "--weight_decay", "--warmup_steps", "--max_steps", "--max_grad_norm",
                     "--seed")  # fmt: skip
@@ -86,6 +98,7 @@ def init(
         )
     name = checked_name(name, Path(script).stem)
     recipe = begun(name, f"{Path(script).name}, {_SAID[kind]}", words)
+    taken = _take_numbers(recipe, facts)
     require(recipe, *(key for key, _ in QUESTIONS), source=script)
     strategy, engine = _GROUPS[kind]
     recipe.groups.setdefault("strategy", strategy)
@@ -95,6 +108,7 @@ def init(
     head = [
         f"Written around {Path(script).name}, {_SAID[kind]}.",
         "An argument such as {micro_batch} is filled in from the plan when the files are rendered.",
+        *([f"As the script sets them: {', '.join(taken)}."] if taken else []),
     ]
     return Imported(name, {f"recipes/{name}.yaml": recipe.text(notes, head)}, notes, recipe.choices)
 
@@ -107,6 +121,37 @@ _SAID = {
     "fsdp": "a script with PyTorch's FSDP",
     "ddp": "a script with PyTorch's DistributedDataParallel",
 }
+
+
+def _take_numbers(recipe: Recipe, facts: Script) -> list[str]:
+    """What the script sets itself goes into the recipe, where the user said nothing; the words for its head."""
+    set_there = dict(facts.numbers)
+    found: dict[str, float] = {}
+    for setting, names in _SETTINGS.items():
+        value = next((set_there[name] for name in names if name in set_there), None)
+        least = 0 if setting in _FROM_ZERO else 1e-12
+        if value is not None and value >= least and (setting not in _WHOLE or value == int(value)):
+            found[setting] = int(value) if setting in _WHOLE else float(value)
+    keys = {_KEYS[setting]: value for setting, value in found.items() if setting in _KEYS}
+    new = {key: value for key, value in [*_batch(recipe, found), *keys.items()] if recipe.get(key) is None}
+    for key, value in new.items():
+        recipe.put(key, value)
+    if set_there.get("gradient_checkpointing") or facts.has("gradient_checkpointing_enable"):
+        recipe.put("strategy.every.recompute", "full")
+    return [f"{key.rpartition('.')[2]} {value:g}" if value < 1 else f"{key.rpartition('.')[2]} {value}"
+            for key, value in new.items()]  # fmt: skip
+
+
+def _batch(recipe: Recipe, found: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """The micro-batch where it divides the batch that the user gave, and what it comes to where he gave none."""
+    total, micro = recipe.get("training.global_batch"), found.get("micro_batch")
+    if total is None and "global_batch" in found:
+        yield "training.global_batch", found["global_batch"]
+    elif micro and recipe.gpus and recipe.get("training.micro_batch") is None:
+        if total is None:
+            yield "training.global_batch", micro * found.get("num_microbatches", 1) * recipe.gpus
+        if total is None or (isinstance(total, int) and total % (micro * recipe.gpus) == 0):
+            yield "training.micro_batch", micro
 
 
 def _fill(recipe: Recipe, facts: Script, kind: str, given: Sequence[str]) -> tuple[Note, ...]:
@@ -134,7 +179,8 @@ def _trained(recipe: Recipe, facts: Script) -> Iterator[Note]:
     if any("train" in component for component in told.values()):
         return
     if facts.has("LoraConfig", "get_peft_model"):
-        written = dict(facts.adapters)
+        numbers = dict(facts.numbers)
+        written = {key: _number_of(text, numbers) for key, text in facts.adapters}
         train = "qlora" if facts.has("BitsAndBytesConfig", "load_in_4bit") else "lora"
         sizes = ", ".join(f"{ours}: {_whole(written.get(theirs))}" for ours, theirs in _ADAPTERS.items())
         yield Note(
@@ -151,6 +197,11 @@ def _trained(recipe: Recipe, facts: Script) -> Iterator[Note]:
 
 
 _ADAPTERS = {"rank": "r", "alpha": "lora_alpha"}
+
+
+def _number_of(text: str, numbers: Mapping[str, float]) -> str:
+    """`cfg.lora_rank` as the script sets lora_rank, anything else as it stands."""
+    return str(numbers.get(text.rpartition(".")[2], text))
 
 
 def _whole(text: str | None) -> str:
@@ -173,11 +224,12 @@ def _settings(facts: Script, kind: str) -> dict[str, str]:
 def _trainer(recipe: Recipe, facts: Script, arguments: dict[str, str]) -> list[Note]:
     """The Trainer compares the JSON with its own arguments, schedule and precision among them."""
     if not facts.takes_trainer_options:
+        recipe.put("engine.huggingface", True)
         return [
             Note(
                 "TrainingArguments",
-                "are written in the script: set deepspeed=os.environ['DSLAUNCH_DS_CONFIG'] there, and the batch, "
-                "learning rate, warm-up and precision of the plan",
+                "are written in the script: set deepspeed=os.environ['DSLAUNCH_DS_CONFIG'] there; what stands as "
+                "`auto` in that file the Trainer fills in from them, and the plan counts on its own values",
             )
         ]
     schedule = recipe.get("training.optimizer.schedule") or "constant"

@@ -11,7 +11,7 @@ import yaml
 from dslaunch.errors import ConfigError
 from dslaunch.files.fileset import read_paths
 from dslaunch.importing.imported import Imported, checked_name
-from dslaunch.importing.megatron_flags import Flags, as_values
+from dslaunch.importing.megatron_flags import KEYS, Flags, as_values
 from dslaunch.importing.megatron_model import take_decoder
 from dslaunch.importing.megatron_training import take_data, take_layout, take_training
 from dslaunch.importing.megatron_words import CommandLine, command_line
@@ -44,8 +44,6 @@ _UNPLANNED = {
     "--use-megatron-fsdp": "kept; the plan counts parameters and gradients as not sharded",
     "--use-custom-fsdp": "kept; the plan counts parameters and gradients as not sharded",
     "--use-torch-fsdp2": "kept; the plan counts parameters and gradients as not sharded",
-    "--fp8-format": "kept; the plan counts bytes and speed of training.precision",
-    "--fp4-format": "kept; the plan counts bytes and speed of training.precision",
 }
 """Flags that are rendered as they stand, and that memory and time of the plan do not follow."""
 _DEFAULTS_KEPT = {"--attention-dropout": 0.1, "--hidden-dropout": 0.1}
@@ -173,7 +171,8 @@ def _extra(recipe: Recipe, flags: Flags, told: Sequence[str]) -> None:
             continue
         key = flag.removeprefix("--")
         if any("$" in value for value in values):
-            flags.note(flag, f"{' '.join(values)}: nothing in the script sets it; give engine.extra.{key}")
+            own = KEYS.get(flag, f"engine.extra.{key}")
+            flags.note(flag, f"{' '.join(values)}: nothing in the script sets it; give {own}")
             continue
         try:
             value = megatron_value(flag, values, catalogue)

@@ -8,6 +8,23 @@ from typing import Any
 from dslaunch.errors import ConfigError
 from dslaunch.importing.imported import Note
 
+KEYS = {
+    "--data-path": "data.path",
+    "--tokenizer-model": "data.tokenizer",
+    "--save": "checkpoint.dir",
+    "--load": "checkpoint.load",
+    "--save-interval": "checkpoint.every",
+    "--seq-length": "training.seq_len",
+    "--micro-batch-size": "training.micro_batch",
+    "--global-batch-size": "training.global_batch",
+    "--train-iters": "training.steps",
+    "--seed": "training.seed",
+    "--lr": "training.optimizer.lr",
+    "--min-lr": "training.optimizer.min_lr",
+    "--weight-decay": "training.optimizer.weight_decay",
+}
+"""The recipe's key for what a script most often takes from its caller."""
+
 
 class Flags:
     """Values of the flags, as text; what nobody takes stays in `left`."""
@@ -33,12 +50,10 @@ class Flags:
             return None
         value = values[0]
         if value and value[0].startswith("<"):
-            self.note(flags[0], f"{' '.join(value)}: a placeholder; give the key in the recipe")
+            self.note(flags[0], f"{' '.join(value)}: a placeholder; {_given_by(flags[0])}")
             return None
         if any("$" in word or "`" in word for word in value):
-            self.note(
-                flags[0], f"{' '.join(value)}: nothing in the script sets it; give the key in the recipe"
-            )
+            self.note(flags[0], f"{' '.join(value)}: nothing in the script sets it; {_given_by(flags[0])}")
             return None
         if len(value) != 1:
             raise ConfigError(f"{self.where}: {flags[0]} has {len(value)} values; it takes one.")
@@ -66,6 +81,10 @@ class Flags:
             return None if value is None else float(value)
         except ValueError:
             raise ConfigError(f"{self.where}: {flags[0]} is {value!r}; a number belongs there.") from None
+
+
+def _given_by(flag: str) -> str:
+    return f"give {KEYS[flag]}" if flag in KEYS else "give the key in the recipe"
 
 
 def parsed(words: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -189,7 +189,8 @@ def _decay(recipe: Recipe, flags: Flags) -> None:
 
 
 def _warmup(recipe: Recipe, flags: Flags) -> None:
-    steps = recipe.get("training.steps")
+    """Steps of the warm-up; a fraction is one of the decay's (training.py get_optimizer_param_scheduler)."""
+    steps = _decay_iters(recipe, flags) or recipe.get("training.steps")
     warmup, fraction = flags.number("--lr-warmup-iters"), flags.real("--lr-warmup-fraction")
     samples = flags.number("--lr-warmup-samples")
     if fraction is not None and steps:
@@ -203,11 +204,17 @@ def _warmup(recipe: Recipe, flags: Flags) -> None:
             "--lr-warmup-samples", f"{samples} samples are {warmup} steps; --lr-warmup-iters is written"
         )
     recipe.put("training.optimizer.warmup_steps", warmup or 0)
-    decay, decay_samples = flags.number("--lr-decay-iters"), flags.number("--lr-decay-samples")
-    if decay is not None and decay != steps:
-        flags.note("--lr-decay-iters", f"{decay}: the schedule runs over training.steps ({steps})")
-    if decay_samples is not None:
-        flags.note("--lr-decay-samples", "the schedule runs over training.steps")
+
+
+def _decay_iters(recipe: Recipe, flags: Flags) -> int | None:
+    """Steps after which the rate has come to its end, kept as they stand where they are not those of the run."""
+    decay, samples = flags.number("--lr-decay-iters"), flags.number("--lr-decay-samples")
+    if samples is not None:
+        decay = samples // recipe.get("training.global_batch")
+        flags.note("--lr-decay-samples", f"{samples} samples are {decay} steps; --lr-decay-iters is written")
+    if decay is not None and decay != recipe.get("training.steps"):
+        recipe.put("engine.extra.lr-decay-iters", decay)
+    return decay
 
 
 def take_data(recipe: Recipe, flags: Flags) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dslaunch.errors import ConfigError
@@ -19,6 +19,8 @@ _DATACLASS_PARSERS = (
     "pyrallis",
     "jsonargparse",
 )
+_SETTINGS_CALLS = ("TrainingArguments", "SFTConfig", "DPOConfig", "KTOConfig", "RewardConfig", "Accelerator")
+"""What takes settings of a training as keywords; the first by the end of its name."""
 _FULLY_SHARDED = ("fully_shard", "FullyShardedDataParallel", "fsdp")
 
 
@@ -34,6 +36,9 @@ class Script:
     """Options of its command line, as they are declared there: --batch_size."""
     adapters: tuple[tuple[str, str], ...] = ()
     """Keywords of peft's LoraConfig and their values as written; empty where the script has none."""
+    numbers: tuple[tuple[str, float], ...] = ()
+    """Name -> number or truth value of what the script sets itself, the first of a name: keywords of
+    TrainingArguments and their like, defaults of its options and of its dataclasses."""
 
     @property
     def kind(self) -> str:
@@ -53,7 +58,7 @@ class Script:
     @property
     def takes_trainer_options(self) -> bool:
         """Whether TrainingArguments come from the command line."""
-        return self.has(*_ARGUMENT_PARSERS)
+        return any(call.rpartition(".")[2] in _ARGUMENT_PARSERS for call in self.calls)
 
     def has(self, *names: str) -> bool:
         """Whether one of `names` occurs."""
@@ -73,7 +78,8 @@ def read_script(text: str, path: str) -> Script:
     names = frozenset(name for node in nodes for name in _names(node))
     calls = frozenset(_dotted(node.func) for node in nodes if isinstance(node, ast.Call))
     declared = [*_declared(nodes), *(_fields(nodes) if not names.isdisjoint(_DATACLASS_PARSERS) else ())]
-    return Script(names, calls, tuple(dict.fromkeys(declared)), tuple(_adapters(nodes)))
+    numbers = dict([*reversed([*_keywords(nodes), *_option_defaults(nodes), *_field_defaults(nodes)])])
+    return Script(names, calls, tuple(dict.fromkeys(declared)), tuple(_adapters(nodes)), tuple(numbers.items()))
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -101,6 +107,41 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def _keywords(nodes: list[ast.AST]) -> Iterator[tuple[str, float]]:
+    """Settings of the training that are given as keywords in the script."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and _dotted(node.func).rpartition(".")[2].endswith(_SETTINGS_CALLS):
+            yield from _numbers((word.arg or "", word.value) for word in node.keywords)
+
+
+def _option_defaults(nodes: list[ast.AST]) -> Iterator[tuple[str, float]]:
+    for node in nodes:
+        for option in _declared([node]):
+            assert isinstance(node, ast.Call)
+            name = option.lstrip("-").replace("-", "_")
+            yield from _numbers((name, word.value) for word in node.keywords if word.arg == "default")
+
+
+def _field_defaults(nodes: list[ast.AST]) -> Iterator[tuple[str, float]]:
+    """Of dataclasses, `field(default=...)` among them."""
+    for line in _field_lines(nodes):
+        assert isinstance(line.target, ast.Name)
+        value = line.value
+        if isinstance(value, ast.Call):
+            value = next((word.value for word in value.keywords if word.arg == "default"), None)
+        yield from _numbers([(line.target.id, value)] if value else [])
+
+
+def _numbers(written: Iterable[tuple[str, ast.expr]]) -> Iterator[tuple[str, float]]:
+    for name, node in written:
+        try:
+            value = ast.literal_eval(node)
+        except ValueError:
+            continue
+        if isinstance(value, int | float):
+            yield name, value
+
+
 def _declared(nodes: list[ast.AST]) -> Iterator[str]:
     """Options of argparse and click: the long spelling of each."""
     for node in nodes:
@@ -111,8 +152,12 @@ def _declared(nodes: list[ast.AST]) -> Iterator[str]:
 
 def _fields(nodes: list[ast.AST]) -> Iterator[str]:
     """Fields of dataclasses, which such parsers make options of."""
+    yield from (f"--{ast.unparse(line.target)}" for line in _field_lines(nodes))
+
+
+def _field_lines(nodes: list[ast.AST]) -> Iterator[ast.AnnAssign]:
     for node in nodes:
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
             for line in node.body:
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                    yield f"--{line.target.id}"
+                    yield line

@@ -67,7 +67,8 @@ def _flow(value: Any) -> str:
 def _scalar(value: Any) -> str:
     """One scalar, quoted where YAML would read something else, and `${` kept from being an interpolation."""
     if isinstance(value, float):
-        return repr(value) if "e" not in repr(value) else f"{value:.10e}".replace(".0000000000e", ".0e")
+        mantissa, power, exponent = repr(value).partition("e")
+        return mantissa + (".0" if power and "." not in mantissa else "") + power + exponent
     if isinstance(value, str):
         value = value.replace("${", "\\${")
     written: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()

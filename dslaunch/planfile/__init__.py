@@ -36,6 +36,7 @@ from dslaunch.planfile.prediction import (
 )
 from dslaunch.planfile.preflight import PreflightPlan
 from dslaunch.planfile.text import (
+    JOINED_SCHEMA,
     joined,
     plan_from_json,
     prediction_from_json,
@@ -44,6 +45,7 @@ from dslaunch.planfile.text import (
 )
 
 __all__ = [
+    "JOINED_SCHEMA",
     "PLAN_SCHEMA",
     "PREDICTION_SCHEMA",
     "Band",

@@ -269,6 +269,10 @@ class SupervisionPlan:
     """Environment variable with the address that is told how the run goes; empty: none."""
     prometheus_dir: str = ""
     """Folder of the text file with the run's figures; empty: none is written."""
+    wandb: str = ""
+    """Project of Weights & Biases that the supervisor logs to; empty: none."""
+    wandb_mode: str = "offline"
+    """offline | online"""
 
 
 @dataclass(frozen=True)

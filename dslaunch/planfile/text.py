@@ -17,6 +17,8 @@ from dslaunch.planfile.preflight import PREFLIGHT_SCHEMA, PreflightPlan
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 """Of a run, and so of its folder."""
 _READABLE = {PLAN_SCHEMA, PREDICTION_SCHEMA, PREFLIGHT_SCHEMA}
+JOINED_SCHEMA = "dslaunch.plan-json/1"
+"""Of `dslaunch plan --json`, which is plan.json with prediction.json laid over it."""
 
 
 def to_json(value: Any) -> str:
@@ -64,7 +66,7 @@ def preflight_from_json(text: str, where: str = "preflight.json") -> PreflightPl
 
 def joined(plan: Plan, prediction: Prediction) -> dict[str, Any]:
     """The one object of `dslaunch plan --json`: the prediction laid over the plan, stage by stage."""
-    result: dict[str, Any] = {**_plain(prediction), **_plain(plan)}
+    result: dict[str, Any] = {**_plain(prediction), **_plain(plan), "schema": JOINED_SCHEMA}
     for name, stages in prediction.components.items():
         for decided, predicted in zip(result["components"][name]["stages"], stages, strict=True):
             decided.update(_plain(predicted))

@@ -35,6 +35,8 @@ _KEYS: dict[str, Kind] = {
     "engine.modes.comet": "cosmetic",
     "engine.modes.csv_monitor": "cosmetic",
     "engine.modes.ddp": "performance",
+    "engine.modes.ddp.comm_hook": "convergence",
+    "engine.modes.ddp.sync_batchnorm": "convergence",
     "engine.modes.huggingface": "reliability",
     "engine.modes.nvme": "performance",
     "engine.modes.super_offload": "performance",
@@ -92,10 +94,14 @@ _FILES: dict[str, Kind] = {
     "ds_env": "reliability",
     "rank.sh": "reliability",
     "launch.sh": "reliability",
+    "gpus.py": "reliability",
+    "preflight.json": "reliability",
+    "profiled.py": "cosmetic",
     "job.sbatch": "resources",
     "hostfile": "resources",
 }
-"""Scripts, which hold settings that plan.json does not; the other files follow from the plan."""
+"""Scripts, which hold settings that plan.json does not, and what stands beside the training; the others follow
+from the plan."""
 _SAYS_NOTHING = re.compile(r"\s*#(?!SBATCH|!).*|#SBATCH --(job-name|output|error|comment)=.*|\s*")
 """Lines that a program does not act on."""
 

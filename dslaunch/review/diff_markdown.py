@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dslaunch.planfile import Finding
-from dslaunch.review.changes import FileChange
+from dslaunch.review.changes import FileChange, figures, layout_words
 from dslaunch.review.difference import Difference
 from dslaunch.review.figures_text import amount, change_of, name_of, value
+from dslaunch.review.side import Side
 
 _MOST_LINES = 200
 """Of a file's diff; a comment on GitHub holds 65,536 characters."""
@@ -17,6 +18,23 @@ _MOST_LINES = 200
 def markdown(found: Difference) -> str:
     """The whole comparison; the diffs of files are folded."""
     return "\n".join(_blocks(found)) + "\n"
+
+
+def markdown_alone(side: Side, why: str) -> str:
+    """A plan that there is nothing to compare with: its layout, figures and findings."""
+    return "\n".join(_alone(side, why)) + "\n"
+
+
+def _alone(side: Side, why: str) -> Iterator[str]:
+    yield f"### `{_code(side.title)}`\n"
+    yield f"{_text(why)}\n"
+    layouts = [(_text(name), layout_words(each)) for name, each in side.plan.components.items()]
+    yield from _table(("component", "layout"), layouts)
+    yield from _table(
+        ("predicted", "", ""),
+        [(_text(name_of(f)), amount(f.after, f.unit), change_of(f)) for f in figures(side, side)],
+    )
+    yield from _findings("Findings", side.findings)
 
 
 def _blocks(found: Difference) -> Iterator[str]:

@@ -16,7 +16,7 @@ def amount(value: float | None, unit: str) -> str:
         return "-"
     if unit in ("GiB", "%"):
         return f"{value:.1f}"
-    if unit == "s":
+    if unit == "s" and value < 1000:
         return f"{value:.3g}"
     return f"{value:,.0f}"
 

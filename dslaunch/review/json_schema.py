@@ -14,14 +14,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dslaunch.errors import ConfigError, listed, nearest
-from dslaunch.planfile import Plan, Prediction
+from dslaunch.planfile import JOINED_SCHEMA, Plan, Prediction
 from dslaunch.review import outputs, outputs_run, runs
 from dslaunch.review.difference import Difference
 from dslaunch.run.verdict import Triage
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-JOINED = "dslaunch.plan-json/1"
-"""Of `dslaunch plan --json`, which is plan.json with prediction.json laid over it."""
 _KINDS: tuple[type, ...] = (
     Plan, Prediction, Difference, runs.Runs, runs.Comparison,
     outputs.Recipes, outputs.Models, outputs.Clusters, outputs.Keys, outputs.Rendered, outputs.DryRun,
@@ -51,7 +49,7 @@ def names() -> list[str]:
 
 def _made() -> dict[str, Callable[[], dict[str, Any]]]:
     by_name = {str(_name_of(kind)): partial(_schema_of, kind) for kind in _KINDS}
-    return {**by_name, JOINED: _joined}
+    return {**by_name, JOINED_SCHEMA: _joined}
 
 
 def _name_of(kind: type) -> Any:
@@ -76,7 +74,7 @@ def _joined() -> dict[str, Any]:
     parts["StagePlan"] = {**stage, **_both(predicted, stage)}
     said = {"explanation": {"type": "array", "items": {"type": "string"}, "description": "With --explain."}}
     both = _both(prediction, plan)
-    both["properties"] |= said
+    both["properties"] |= {**said, "schema": {"const": JOINED_SCHEMA}}
     about = {"title": "plan --json", "description": "`dslaunch plan --json`"}
     return {**plan, **both, **about, "$defs": parts}
 

@@ -209,4 +209,6 @@ class Review:
     """Plans of the site."""
     plans: tuple[ReviewedPlan, ...]
     """Those that the change can touch, which were planned."""
+    gone: tuple[str, ...]
+    """Recipes that the site had at the revision and has no more."""
     schema: str = "dslaunch.review/1"

@@ -15,7 +15,7 @@ from dslaunch.hardware.topology import describe
 from dslaunch.planfile import Candidate, Finding, Plan, Prediction
 from dslaunch.planfile.plan import Setting
 from dslaunch.review.columns import lines, width
-from dslaunch.review.page_predicted import device, rows, seconds
+from dslaunch.review.page_predicted import device, precision_words, rows, seconds
 from dslaunch.schema.config import RunConfig
 
 _PIPED_COLUMNS = 120
@@ -39,7 +39,7 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction, explanation: Seq
     console.print(Text(f"{plan.recipe} on {describe(config.cluster)}", style="bold"))
     _say(
         console,
-        f"engine {plan.engine.name} {plan.engine.version}{others}, {plan.training.precision}, "
+        f"engine {plan.engine.name} {plan.engine.version}{others}, {precision_words(plan)}, "
         f"strategy {plan.strategy}",
     )
     for line in _modes_lines(plan):

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslaunch.hardware.software import narrow_products
 from dslaunch.planfile import EarlierRun, Plan, Prediction
 
 _NO_BAND = "band: none yet"
+
+
+def precision_words(plan: Plan) -> str:
+    """Of weights and activations, and of the products where they are in fewer bits."""
+    narrow = narrow_products(plan.engine.extra) if plan.engine.name == "megatron" else "none"
+    if narrow == "none":
+        return plan.training.precision
+    products = narrow if narrow in ("mxfp8", "nvfp4") else f"fp8, {narrow}"
+    return f"{plan.training.precision} (products in {products})"
 
 
 def rows(plan: Plan, prediction: Prediction) -> Iterator[tuple[str, str]]:
@@ -17,7 +27,10 @@ def rows(plan: Plan, prediction: Prediction) -> Iterator[tuple[str, str]]:
         f"{prediction.gpu_memory_gib:g}; {_memory_band(prediction)}"
     )
     yield f"fullest {where}", f"rank {prediction.worst.rank}: {_sum(prediction)}"
-    yield "host memory", f"{prediction.host_memory_gib:.0f} of {prediction.host_limit_gib:.0f} GiB a node"
+    yield "host memory", (
+        f"{prediction.host_memory_gib:.0f} of {prediction.host_limit_gib:.0f} GiB a node"
+        + (", with a copy of what checkpoint.async=true writes" if plan.files.checkpoint_async else "")
+    )
     yield "step", f"{seconds(prediction.step_time_s)}; {_time_band(prediction)}; loading data not counted"
     yield "throughput", f"{prediction.tokens_per_s:,.0f} tokens/s, {prediction.samples_per_s:,.3g} samples/s"
     yield "utilization", f"MFU {prediction.mfu:.1%}, HFU {prediction.hfu:.1%}, bubble {prediction.bubble:.1%}"
@@ -46,7 +59,7 @@ def _unit(value: float) -> tuple[str, int]:
 
 
 def _sum(prediction: Prediction) -> str:
-    """Such as `llm 47.3 + overhead 2.1`, the largest first."""
+    """Such as `llm 46.9 + overhead 2.1`, the largest first."""
     parts: dict[str, float] = {}
     for term, gib in prediction.worst.memory_gib.items():
         owner = term.split("/")[0]

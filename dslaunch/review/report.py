@@ -77,7 +77,7 @@ def _facts(plan: Plan, found: Prediction | None) -> Iterator[tuple[str, str]]:
     yield "recipe", plan.recipe
     yield "engine", f"{plan.engine.name} {plan.engine.version}"
     yield "cluster", f"{plan.cluster.nodes} x {plan.cluster.gpus_per_node} {plan.cluster.gpu}"
-    yield "precision", plan.training.precision
+    yield "precision", page_predicted.precision_words(plan)
     if found is not None:
         yield from page_predicted.rows(plan, found)
 

@@ -32,7 +32,7 @@ class Gpu(Part):
     """Device memory, GiB (2**30 bytes)."""
     hbm_gb_per_s: PositiveFloat
     """Device memory bandwidth, GB/s."""
-    peak_tflops: dict[Literal["fp32", "tf32", "fp16", "bf16", "fp8"], PositiveFloat]
+    peak_tflops: dict[Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], PositiveFloat]
     """Dense peak by data type, TFLOPS; a type that the hardware lacks is left out."""
     context_gib: NonNegativeFloat
     """Memory that the device's context takes before the first tensor, GiB."""
@@ -46,6 +46,7 @@ class Link(Part):
     """A way from a GPU to its peers."""
 
     kind: Literal["nvlink", "xgmi", "pcie", "infiniband", "roce", "efa", "ethernet", "memory"]
+    """The technology."""
     gb_per_s: PositiveFloat
     """One way, per GPU, all its peers together, GB/s."""
     peer_gb_per_s: PositiveFloat | None = None
@@ -53,6 +54,7 @@ class Link(Part):
     latency_us: PositiveFloat
     """Latency of one message, microseconds."""
     source: str
+    """Where these figures were printed or measured."""
 
 
 class Node(Part):
@@ -63,18 +65,22 @@ class Node(Part):
     nvlink_domain: Positive
     """GPUs that reach one another over NVLink or Infinity Fabric (1: none do); more than a node's in a rack."""
     cpu_cores: Positive
+    """Cores of a host, all sockets together."""
     host_memory_gib: PositiveFloat
+    """Main memory of a host, GiB."""
     nvme_gib: NonNegativeFloat = 0.0
     """Local NVMe, GiB; 0 is none."""
     nvme_gb_per_s: NonNegativeFloat = 0.0
     """Read bandwidth of the local NVMe, GB/s, all GPUs of the node together."""
     source: str
+    """Where these figures were printed or measured."""
 
 
 class Slots(Part):
     """Hosts that are alike, where a cluster is mixed."""
 
     nodes: Positive
+    """Hosts of this kind."""
     gpus: Positive
     """GPUs in each of these hosts."""
     gpu: str = ""
@@ -131,14 +137,16 @@ class Cluster(Part):
     @property
     def unequal(self) -> tuple[int, ...]:
         """GPUs of each host, most first, where they differ; empty where they do not."""
+        if not self.mixed:
+            return ()
         counts = sorted((part.gpus for part in self.mixed for _ in range(part.nodes)), reverse=True)
         return tuple(counts) if len(set(counts)) > 1 else ()
 
     @property
     def slots(self) -> int:
         """GPUs used per node: all of them where fewer than a node were asked for; of unequal hosts, per part."""
-        if self.unequal:
-            return math.gcd(*self.unequal)
+        if unequal := self.unequal:
+            return math.gcd(*unequal)
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         return (
@@ -181,7 +189,7 @@ def _count_fault(cluster: Cluster) -> str:
     if cluster.mixed:
         return ""
     if gpus is None and nodes is None and cluster.available_nodes is None:
-        return f"how many GPUs? Write a number before the name, such as cluster=8x{cluster.gpu.name}"
+        return "how many GPUs? Write a number before the name, such as cluster=64xA100, or NODESxGPUSxNAME"
     if slots > cluster.node.gpus:
         return (
             f"{slots} GPUs per node, but a node has {cluster.node.gpus} {cluster.gpu.name}. Give at most as "

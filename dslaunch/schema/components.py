@@ -31,6 +31,11 @@ class _Arguments(dict[str, Any]):
 
 
 class _Component(Part):
+    def __hash__(self) -> int:
+        """Of a few fields that tell shapes apart: it is a key of what is reckoned once, and looked up often."""
+        own = self.__dict__.get
+        return hash((type(self), self.train, own("layers"), own("hidden"), own("ffn"), own("vocab"), own("dims")))
+
     train: Literal["all", "nothing", "lora", "qlora", "layers"] = "all"
     """Which parameters get a gradient; qlora keeps the frozen matrices of the layers in 4 bits."""
     lora: Lora | None = None
@@ -92,8 +97,11 @@ class _Layered(_Component):
     """What components made of transformer layers share."""
 
     layers: Positive
+    """Transformer layers."""
     hidden: Positive
+    """Width of the residual stream."""
     heads: Positive
+    """Heads of attention; of the queries, where keys and values have fewer."""
     head_dim: Positive | None = None
     """hidden / heads where it is not given."""
     qk_norm: bool = False
@@ -118,6 +126,7 @@ class Decoder(_Layered):
     """A transformer decoder: Llama and its relatives, GPT, mixtures of experts, DeepSeek."""
 
     arch: Literal["decoder"]
+    """A language model."""
     kv_heads: Positive
     """Key/value heads (GQA); equal to heads for multi-head attention."""
     ffn: Positive
@@ -129,24 +138,33 @@ class Decoder(_Layered):
     gated_mlp: bool = True
     """SwiGLU or GeGLU: three matrices instead of two."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Of each layer, and after the last."""
     post_norms: bool = False
     """A norm on each branch's output too: four a layer (Gemma 2 and 3)."""
     qkv_bias: bool = False
+    """The projections of queries, keys and values have a bias."""
     out_bias: bool = False
     """Bias of the attention's output projection."""
     mlp_bias: bool = False
+    """The MLP's matrices have a bias."""
     position: Literal["rope", "learned"] = "rope"
+    """Rotary, or a learnt vector per position."""
     max_positions: Positive = 8192
     """Longest sequence; rows of the table where positions are learned."""
     rope_theta: PositiveFloat = 10000.0
+    """Base of the rotary positions."""
     norm_eps: PositiveFloat = 1e-5
+    """What norms add to the variance."""
     sinks: bool = False
     """A learnt number per head and layer that takes part in attention's softmax (gpt-oss)."""
     experts: Experts | None = None
+    """Mixture of experts in place of the MLP."""
     mla: LatentAttention | None = None
+    """Multi-head latent attention."""
     mtp_layers: NonNegative = 0
     """Further layers that predict tokens beyond the next (DeepSeek-V3); they share embedding and head."""
     mamba: Mamba | None = None
+    """Mamba-2 layers among the others."""
     pattern: str = ""
     """What each layer is, one letter a layer: M Mamba, * attention, - an MLP, E experts (Nemotron-H); empty: all
     layers have attention and then an MLP or experts."""
@@ -192,6 +210,7 @@ class Transformer(_Layered):
     """Transformer layers without a language model's head: text encoder, DiT, action expert, resampler."""
 
     arch: Literal["transformer"]
+    """Layers without embedding and output of their own."""
     kv_heads: Positive | None = None
     """Key/value heads; as many as heads where it is not given."""
     ffn: NonNegative
@@ -199,14 +218,21 @@ class Transformer(_Layered):
     tokens: Positive | None = None
     """Tokens of one pass; what its edges bring where it is not given, the sequence if it is the trunk."""
     gated_mlp: bool = False
+    """The MLP has a gate (SwiGLU)."""
     norm: Literal["rmsnorm", "layernorm"] = "layernorm"
+    """Of each layer."""
     norm_affine: bool = True
     """Norms have parameters of their own; adaptive ones have not."""
     post_norms: bool = False
+    """A norm after each branch too."""
     qkv_bias: bool = True
+    """The projections of queries, keys and values have a bias."""
     out_bias: bool = True
+    """Attention's output projection has a bias."""
     mlp_bias: bool = True
+    """The MLP's matrices have a bias."""
     causal: bool = False
+    """A token sees those before it only."""
     vocab: NonNegative = 0
     """Rows of a token table; 0: its tokens come from other components."""
     positions: NonNegative = 0
@@ -222,7 +248,9 @@ class Transformer(_Layered):
     output: NonNegative = 0
     """Width of a linear layer after the last norm; 0: there is none."""
     cross: CrossAttention | None = None
+    """Cross-attention to another component."""
     modulation: Modulation | None = None
+    """Scale and shift by a condition (adaLN)."""
 
     @model_validator(mode="after")
     def _whole_kv_heads(self) -> Transformer:
@@ -235,25 +263,35 @@ class ViT(_Layered):
     """A vision transformer over square patches: ViT, CLIP, SigLIP, DINOv2, InternViT, Qwen's towers."""
 
     arch: Literal["vit"]
+    """A vision tower."""
     ffn: Positive
+    """Inner width of the MLP."""
     patch: Positive
     """Side of a patch, pixels."""
     image: Positive
     """Side of the image, pixels."""
     channels: Positive = 3
+    """Channels of an image."""
     temporal_patch: Positive = 1
     """Frames of one patch; a single image is repeated (Qwen2.5-VL: 2)."""
     class_token: bool = False
+    """A learnt token stands before the patches."""
     registers: NonNegative = 0
     """Register tokens (DINOv2)."""
     patch_bias: bool = True
+    """The patch embedding has a bias."""
     position: Literal["learned", "rope"] = "learned"
+    """A learnt vector per position, or rotary."""
     position_rows: Positive | None = None
     """Rows of the position table where it is larger than an image needs (Qwen3-VL: 2,304, interpolated)."""
     norm: Literal["rmsnorm", "layernorm"] = "layernorm"
+    """Of each layer."""
     qkv_bias: bool = True
+    """The projections of queries, keys and values have a bias."""
     out_bias: bool = True
+    """Attention's output projection has a bias."""
     mlp_bias: bool = True
+    """The MLP's matrices have a bias."""
     pre_norm: bool = False
     """A LayerNorm before the first block (CLIP)."""
     post_norm: bool = True
@@ -261,6 +299,7 @@ class ViT(_Layered):
     layer_scale: bool = False
     """A learnt scale per channel on both branches (DINOv2)."""
     gated_mlp: bool = False
+    """The MLP has a gate (SwiGLU)."""
     attention_pooling: bool = False
     """SigLIP's pooling head: one more attention and MLP over a learnt query."""
 
@@ -285,6 +324,7 @@ class Mlp(_Component):
     """A stack of linear layers applied to each token, such as a projector."""
 
     arch: Literal["mlp"]
+    """A stack of linear layers."""
     dims: Counts
     """Width of the input and of each layer's output."""
     tokens: Positive | None = None
@@ -292,11 +332,13 @@ class Mlp(_Component):
     merge: Positive = 1
     """Neighbouring tokens that are joined into one of dims[0] before the first layer (pixel unshuffle)."""
     bias: bool = True
+    """The matrices have a bias."""
     gated: bool = False
     """The first layer has two halves, multiplied."""
     norm: bool = False
     """A norm on the input."""
     norm_kind: Literal["rmsnorm", "layernorm"] = "layernorm"
+    """Of the norms that it has."""
     norm_before_merge: bool = False
     """The input's norm has the width of one token before `merge`."""
     inner_norms: bool = False
@@ -319,6 +361,7 @@ class Other(_Component):
     """A network of another kind, by its figures: convolutions, a hierarchy of stages. It is never cut."""
 
     arch: Literal["other"]
+    """A component that is counted in parameters only."""
     params: Positive
     """Parameters, all of them."""
     hidden: Positive

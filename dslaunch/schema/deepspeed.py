@@ -17,6 +17,7 @@ class Switched(Part):
     """A mode that is off unless it is asked for, and whose settings then have no reader."""
 
     enabled: bool = False
+    """Turns it on."""
 
     @model_validator(mode="after")
     def _settings_are_read(self) -> Self:
@@ -120,7 +121,9 @@ class Wandb(Switched):
     project: str = ""
     """The run's name where it is empty."""
     team: str = ""
+    """The account that it goes to; the key's own where it is empty."""
     group: str = ""
+    """Runs of one group stand together."""
 
 
 class Comet(Switched):
@@ -129,6 +132,7 @@ class Comet(Switched):
     project: str = ""
     """The run's name where it is empty."""
     workspace: str = ""
+    """The account that it goes to; the key's own where it is empty."""
     experiment: str = ""
     """Name of the experiment."""
     every: Positive = 100

@@ -47,6 +47,7 @@ class Kubernetes(Part):
     queue: Label = ""
     """Kueue's local queue."""
     service_account: Label = ""
+    """That the pods run as; the namespace's default where it is empty."""
     shared_memory: Annotated[str, Field(pattern=r"^[1-9]\d*(Mi|Gi)$")] = "64Gi"
     """Limit of /dev/shm, which NCCL and data loaders use."""
     node_selector: dict[str, str] = {}

@@ -73,14 +73,19 @@ class Slurm(Part):
     """What sbatch is told. Empty is left to the site's defaults."""
 
     partition: Word = ""
+    """Of sbatch --partition; SLURM's default where it is empty."""
     account: Word = ""
+    """Of sbatch --account."""
     time: TimeLimit = ""
     """Time limit, such as 12:00:00 or 2-00:00:00 (quote it in YAML)."""
     qos: Word = ""
+    """Of sbatch --qos."""
     constraint: Word = ""
+    """Features that nodes must have: sbatch --constraint."""
     exclude: Nodes = ""
     """Nodes to leave out, such as n[1-2]."""
     reservation: Word = ""
+    """Of sbatch --reservation."""
     switches: Switches = ""
     """Leaf switches wanted, optionally @ the time to wait for them: 1@00:30:00."""
     segment: NonNegative = 0
@@ -91,6 +96,7 @@ class Slurm(Part):
     after one another, by cluster.switches or, where there is none, by SLURM's own topology; auto: by
     cluster.switches where it is given."""
     comment: str = ""
+    """Of sbatch --comment."""
     mem: Memory = ""
     """Memory per node; empty takes the site's default, 0 all of it."""
     exclusive: bool = True
@@ -145,11 +151,13 @@ class Container(Part):
     """The container that each rank runs in."""
 
     kind: Literal["none", "pyxis", "apptainer"] = "none"
+    """Who starts the container on each node."""
     image: str = ""
     """Image or path, as the container tool takes it."""
     mounts: Texts = ()
     """HOST:CONTAINER pairs."""
     workdir: str = ""
+    """Folder that the ranks start in, inside the container."""
 
     @model_validator(mode="after")
     def _used(self) -> Container:
@@ -226,6 +234,7 @@ class Data(Part):
     path: str = ""
     """The data set, as the program understands it; the engine `megatron` takes Megatron's prefixes."""
     tokenizer: str = ""
+    """Of the data: what the program takes, such as a tokenizer's file or folder."""
 
 
 def _every(value: object) -> object:

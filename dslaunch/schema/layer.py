@@ -17,6 +17,7 @@ class Lora(Part):
     """Low-rank adapters beside frozen matrices: rank * (inputs + outputs) parameters each."""
 
     rank: Positive
+    """Inner width of an adapter."""
     alpha: Positive | None = None
     """Scale of the adapters' output; the rank where it is not given."""
     targets: Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = (
@@ -83,12 +84,14 @@ class LatentAttention(Part):
     qk_rope_head_dim: Positive
     """Part with rotary positions; one key part serves all heads."""
     v_head_dim: Positive
+    """Width of a head's values."""
 
 
 class Mamba(Part):
     """Mamba-2 (arXiv:2405.21060): a state for each head in place of keys and values that stay."""
 
     heads: Positive
+    """Heads of a Mamba-2 layer."""
     head_dim: Positive = 64
     """Channels of a head; heads * head_dim is the inner width."""
     state: Positive = 128

@@ -38,12 +38,15 @@ class Model(Part):
     """Components and edges."""
 
     name: Name
+    """As the file is called."""
     source: str = ""
     """Where the shapes were published."""
     weights: str = ""
     """Folder or file of the weights to start from; empty starts from random weights."""
     components: dict[Name, Component]
+    """Each with the keys of its `arch`."""
     edges: Annotated[tuple[Edge, ...], Field(strict=False)] = ()
+    """What goes from one component to the next."""
 
     @model_validator(mode="after")
     def _edges_join_components(self) -> Model:

@@ -15,6 +15,7 @@ class Profile(Part):
     kind: Literal["none", "torch", "nsys"] = "none"
     """torch: PyTorch's profiler; nsys: NVIDIA Nsight Systems (CUDA GPUs). profile=torch on the command line."""
     ranks: Annotated[tuple[NonNegative, ...], Field(strict=False, min_length=1)] = (0,)
+    """Ranks that are recorded."""
     first_step: Positive = 5
     """The first optimizer step that is recorded, counted from 1 in each attempt; the very first are no measure."""
     steps: Positive = 3

@@ -15,11 +15,15 @@ class Optimizer(Part):
     """AdamW, and its settings."""
 
     name: Literal["adamw"] = "adamw"
+    """AdamW is the one that is planned and written."""
     lr: PositiveFloat
     """Peak learning rate."""
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
+    """Decay of the first and the second moment."""
     eps: PositiveFloat = 1e-8
+    """What is added to the root of the second moment."""
     weight_decay: NonNegativeFloat = 0.1
+    """Decoupled from the gradient."""
     warmup_steps: NonNegative = 0
     """Optimizer steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
@@ -62,11 +66,13 @@ class Training(Part):
     seq_len: Positive
     """Tokens per sample in the trunk, image tokens included."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Of weights and activations in the forward and backward pass; bf16 and fp16 keep fp32 masters."""
     grad_accum_dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """Type that gradients are accumulated in; the engine's cheapest correct one where it is not given."""
     steps: Positive
     """Optimizer steps."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
+    """Of the weights and the order of the data."""
     clip: NonNegativeFloat = 1.0
     """Global gradient norm above which gradients are scaled down; 0 turns it off."""
     schedule: Literal["1f1b", "gpipe", "interleaved"] | None = None

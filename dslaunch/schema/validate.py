@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -173,7 +174,8 @@ def _words(mistake: dict[str, Any], path: Path) -> str:
     if kind in ("tuple_type", "list_type"):
         return f"is {found!r}; it takes a list, such as {path[-1]}=[A,B].{_doc(path)}"
     if kind == "model_type" or kind == "model_attributes_type":
-        return f"is {found!r}; it takes keys: {listed(_fields(path))}.{_doc(path)}"
+        meant = elsewhere(str(path[-1])) if path[:2] == ("strategy", "components") else ""
+        return f"is {found!r}; it takes keys: {listed(_fields(path))}.{meant}{_doc(path)}"
     allowed = str(mistake.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
     if kind == "literal_error":
         words = [word.strip("' ") for word in allowed.split(",")]
@@ -187,7 +189,33 @@ def _words(mistake: dict[str, Any], path: Path) -> str:
 
 
 def _unknown(key: str, allowed: Sequence[str]) -> str:
-    return f"unknown key.{nearest(key, allowed)} Allowed: {listed(allowed)}."
+    return f"unknown key.{nearest(key, allowed) or elsewhere(key)} Allowed: {listed(allowed)}."
+
+
+def elsewhere(key: str) -> str:
+    """` Did you mean 'training.optimizer.lr'?` where sections have a key of that name; else empty."""
+    known = [dotted for dotted in _every_key() if dotted.rpartition(".")[2] == key][:3]
+    return f" Did you mean {' or '.join(map(repr, known))}?" if known else ""
+
+
+@cache
+def _every_key() -> tuple[str, ...]:
+    """Every key as it is typed, those that stand highest first; `layouts`, which repeats `strategy`, left out."""
+    found = {dotted: None for dotted in _below(RunConfig, ()) if not dotted.startswith("layouts.")}
+    return tuple(sorted(found, key=lambda dotted: (dotted.count("."), dotted)))
+
+
+def _below(kind: Any, path: tuple[str, ...]) -> Iterator[str]:
+    for inner in _bare(kind):
+        origin, args = typing.get_origin(inner), typing.get_args(inner)
+        if origin is dict:
+            typed = ("strategy", "COMPONENT") if path == ("strategy", "components") else (*path, "NAME")
+            yield from _below(args[1], typed)
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            for key, field in keys_of(inner).items():
+                if (*path, key) != ("strategy", "components"):
+                    yield ".".join([*path, key])
+                yield from _below(field.annotation, (*path, key))
 
 
 def _dotted(path: Sequence[str | int]) -> str:

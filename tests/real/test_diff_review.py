@@ -152,7 +152,19 @@ def test_a_new_recipe_has_no_base(site: Path, dslaunch: CommandLine) -> None:
     (site / "recipes" / "third.yaml").write_text(RECIPE.replace("name: mine", "name: third"))
     ran = dslaunch("review", "HEAD", "--config-dir", "site")
     assert ran.status == 0
-    assert "No plan at the base: recipe=third" in ran.out
+    assert "No plan at the base: recipe=third at HEAD: recipe=third: no such recipe." in ran.out
+    assert "There are" not in ran.out
+    assert "| llm | TP1 PP1 DP8 ZeRO-3" in ran.out
+    assert re.search(r"^\| memory of the fullest GPU, GiB \| [\d.]+ \| of 79.65 GiB \|$", ran.out, re.M)
+
+
+def test_a_recipe_that_is_gone_is_named(site: Path, dslaunch: CommandLine) -> None:
+    (site / "recipes" / "other.yaml").unlink()
+    ran = dslaunch("review", "HEAD", "--config-dir", "site")
+    assert (ran.status, "Gone: `recipe=other`." in ran.out) == (0, True)
+    found = dslaunch("review", "HEAD", "--config-dir", "site", "--json").json
+    valid(found, "dslaunch.review/1", dslaunch)
+    assert found["gone"] == ["other"]
 
 
 @pytest.mark.parametrize(

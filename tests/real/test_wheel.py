@@ -90,7 +90,7 @@ def test_installed_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
 
 def test_installed_wheel_plans_and_renders(installed: Path, tmp_path: Path) -> None:
     plan = json.loads(_run([installed / "dslaunch", "plan", *VLA70B, "--json"], tmp_path))
-    assert plan["schema"] == "dslaunch.plan/1"
+    assert plan["schema"] == "dslaunch.plan-json/1"
     assert plan["world_size"] == 64
     out = tmp_path / "it's out"
     _run([installed / "dslaunch", "render", *VLA70B, "-o", out], tmp_path)

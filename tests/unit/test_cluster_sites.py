@@ -105,3 +105,10 @@ def test_unequal_slots_are_counted_in_parts() -> None:
     assert "16 GPUs in a host, but a node has 8" in fault(
         mixed=[{"nodes": 1, "gpus": 4}, {"nodes": 2, "gpus": 16}]
     )
+
+
+def test_unequal_hosts_are_planned_before_their_names_are_known(dslaunch: CommandLine) -> None:
+    words = ["recipe=llama3_8b", "cluster=A100", "cluster.mixed=[{nodes: 2, gpus: 8}, {nodes: 1, gpus: 4}]"]
+    ran = dslaunch("plan", *words, "training.global_batch=120")
+    assert ran.status == 0, ran.err
+    assert "20 GPUs = 2 x 8 + 1 x 4 A100-SXM4-80GB, planned as 5 parts of 4" in ran.out

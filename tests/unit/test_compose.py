@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 from dslaunch.compose import compose
 from dslaunch.conffiles import GROUPS, names
 from dslaunch.paths import data_root
+from dslaunch.review.keys import sections
 from dslaunch.schema.validate import validate
 from tests.command import RECIPE, CommandLine, make_site
 
@@ -133,6 +135,31 @@ def test_lists_and_schema(dslaunch: CommandLine) -> None:
     assert "strategy.llm.tp" in dslaunch("schema strategy.llm").out
     assert dslaunch("schema training.sede").status == 2
     assert "Did you mean 'training.seed'" in dslaunch("schema training.sede").err
+    assert "Did you mean 'training.optimizer.lr'" in dslaunch("schema training.lr").err
+
+
+def test_one_key_with_its_unit_default_and_source(dslaunch: CommandLine) -> None:
+    assert dslaunch("schema training.micro_batch").out.splitlines() == [
+        "training.micro_batch  int  1  Samples per replica and pass.",
+        "# unit: samples",
+        "# source: conf/training/base.yaml",
+    ]
+    rows = dslaunch("schema model.components.llm.layers").out.splitlines()
+    assert [row.split()[:3] for row in rows] == [
+        ["model.components.llm.layers", "int", "required"], ["#", "source:", "dslaunch/schema/components.py"],
+    ]  # fmt: skip
+
+
+def test_every_key_is_documented() -> None:
+    def undocumented(section: str) -> Iterator[str]:
+        for _, found in sections(section):
+            for key in found:
+                if not key.meaning:
+                    yield key.key
+                if "section" in key.type and key.key not in ("layouts", "fabrics"):
+                    yield from undocumented(key.key if key.type == "section" else f"{key.key}.0")
+
+    assert list(undocumented("")) == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch.files.rendered import is_rendered
 from tests.command import RECIPE, CommandLine, make_site
 
 ONE = "recipe=llama3_8b cluster=8xH100 script=train.py"
@@ -199,3 +200,11 @@ def test_tables_fold_at_the_terminal_and_nothing_is_coloured_in_a_pipe(
     table = out.split("\nPredicted\n")[1].split("\n\n")[0]
     assert max(map(len, table.splitlines())) <= columns
     assert "\x1b" not in out
+
+
+def test_every_rendered_file_is_known_as_one() -> None:
+    """A folder that is compared with its recipe is read whole."""
+    folders = [folder for folder in (Path(__file__).parents[1] / "golden").iterdir() if folder.is_dir()]
+    names = {path.name for folder in folders for path in folder.iterdir()} - {"__pycache__"}
+    assert {"gpus.py", "profiled.py"} <= names
+    assert [name for name in sorted(names) if not is_rendered(name)] == []

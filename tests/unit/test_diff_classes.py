@@ -48,6 +48,9 @@ def test_every_row_of_the_table_is_a_key_of_a_plan() -> None:
         ("model.components.llm.layers", "convergence"),
         ("engine.modes.zero_plus_plus.hpz", "convergence"),
         ("engine.modes.nvme.path", "performance"),
+        ("engine.modes.ddp.bucket_cap_mb", "performance"),
+        ("engine.modes.ddp.comm_hook", "convergence"),
+        ("engine.modes.ddp.sync_batchnorm", "convergence"),
         ("engine.extra.zero_optimization.x", "convergence"),
         ("files.checkpoint_every", "reliability"),
         ("cluster.gpu", "resources"),
@@ -66,3 +69,15 @@ def test_a_comment_in_a_script_is_cosmetic_and_an_option_of_sbatch_is_not() -> N
     before = "#!/bin/bash\n#SBATCH --nodes=1\n# one\n"
     assert kind_of_file("job.sbatch", before, before.replace("# one", "# two"), []) == "cosmetic"
     assert kind_of_file("job.sbatch", before, before.replace("=1", "=2"), []) == "resources"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("preflight.json", "reliability"), ("gpus.py", "reliability"), ("profiled.py", "cosmetic")]
+)
+def test_what_stands_beside_the_training_is_no_convergence(name: str, kind: str) -> None:
+    assert kind_of_file(name, "", "print(1)\n", []) == kind
+    assert kind_of_file(name, "print(1)\n", "print(2)\n", ["convergence"]) == kind
+
+
+def test_another_framework_file_beside_the_same_plan_is_for_a_person_to_judge() -> None:
+    assert kind_of_file("ds_config.json", "{}", '{"a": 1}', []) == "convergence"

@@ -26,7 +26,7 @@ def test_what_is_right_stays(folder: Folder) -> None:
     page = _page(
         ('yaml title="site/a.yaml"', "b: 1"), ("bash", "cat site/a.yaml\nsbatch never"), ("text", "b: 1"),
         ("python", "x = 2"), ("python", "print(x)\nprint('end')"), ("text", "2\n..."),
-        ("bash", "dslaunch schema training.steps"), ("text", "training.steps  int  required  Optimizer steps."),
+        ("bash", "dslaunch schema training.steps"), ("text", "training.steps  int  1000  Optimizer steps.\n..."),
     )  # fmt: skip
     assert refreshed(page, folder) == page
 

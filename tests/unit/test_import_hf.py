@@ -159,3 +159,19 @@ def test_a_name_that_is_none(dslaunch: CommandLine, tmp_path: Path) -> None:
     ran = dslaunch("import", "hf", config(tmp_path), "--name", "../x", "-o", str(tmp_path / "site"))
     assert (ran.status, ran.out) == (2, "")
     assert "--name ../x" in ran.err
+
+
+def test_a_hub_id_without_a_network_is_answered_at_once(
+    dslaunch: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+
+    def nowhere(*_: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("socket.getaddrinfo", nowhere)
+    monkeypatch.setattr("dslaunch.importing.hf.getproxies", dict)
+    ran = dslaunch("import", "hf", "nobody/has-no-such-model")
+    assert ran.status == 2
+    assert "has no address here, and no copy is kept. Give the path of config.json." in ran.err
+    assert "Retrying" not in ran.err

@@ -161,6 +161,33 @@ def test_trainer_with_its_arguments_in_the_code(dslaunch: CommandLine, tmp_path:
     )
 
 
+def test_what_the_script_sets_itself_is_the_recipes(dslaunch: CommandLine, tmp_path: Path) -> None:
+    recipe, _ = made(dslaunch, tmp_path, OPENVLA_LIKE, *[w for w in WORDS if "global_batch" not in w])
+    assert recipe["training"] == {
+        "seq_len": 32, "global_batch": 128, "micro_batch": 16, "steps": 200_000, "optimizer": {"lr": 5e-4},
+    }  # fmt: skip
+    told, _ = made(dslaunch, tmp_path, OPENVLA_LIKE, *WORDS, "training.steps=7", "training.optimizer.lr=1e-5")
+    assert told["training"] == {
+        "global_batch": 64, "seq_len": 32, "steps": 7, "optimizer": {"lr": 1e-5},
+    }  # fmt: skip
+
+
+def test_training_arguments_in_the_code_are_read(dslaunch: CommandLine, tmp_path: Path) -> None:
+    """A parser that is imported and not called reads nothing from the command line."""
+    text = TRAINER_IN_CODE.replace("TrainingArguments\n", "HfArgumentParser, TrainingArguments\n", 1).replace(
+        "bf16=True",
+        "per_device_train_batch_size=2, gradient_accumulation_steps=4, learning_rate=1e-5, weight_decay=0.0, "
+        "max_steps=-1, gradient_checkpointing=True",
+    )
+    recipe, _ = made(dslaunch, tmp_path, text, *[word for word in WORDS if "global_batch" not in word])
+    assert "script_args" not in recipe
+    assert recipe["training"] == {
+        "seq_len": 32, "global_batch": 64, "micro_batch": 2, "optimizer": {"lr": 1e-5, "weight_decay": 0.0},
+    }  # fmt: skip
+    assert recipe["strategy"] == {"every": {"recompute": "full"}}
+    assert recipe["engine"] == {"huggingface": True}
+
+
 def test_lerobot_like(dslaunch: CommandLine, tmp_path: Path) -> None:
     recipe, _ = made(dslaunch, tmp_path, LEROBOT_LIKE, *WORDS, "--", "--steps=100")
     assert groups(recipe)["engine"] == "torch"
@@ -185,7 +212,7 @@ def test_openvla_like(dslaunch: CommandLine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "batch"),
     [
-        ([], "--batch_size 1 --grad_accumulation_steps 8 --max_steps 1000 --learning_rate 0.0003"),
+        ([], "--batch_size 1 --grad_accumulation_steps 8 --max_steps 200000 --learning_rate 0.0005"),
         (
             ["training.micro_batch=4", "training.steps=7", "training.optimizer.lr=5e-4"],
             "--batch_size 4 --grad_accumulation_steps 2 --max_steps 7 --learning_rate 0.0005",

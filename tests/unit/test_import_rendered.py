@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.command import CommandLine, Ran
 
@@ -113,6 +115,61 @@ def test_a_vocabulary_that_no_flag_tells(dslaunch: CommandLine, tmp_path: Path) 
     ran = dslaunch(*words, "model.components.llm.vocab=50304")
     assert ran.status == 0, ran.err
     assert "vocab: 50304" in (tmp_path / "conf" / "model" / "own.yaml").read_text()
+
+
+def test_a_rate_that_falls_for_a_part_of_the_run(dslaunch: CommandLine, tmp_path: Path) -> None:
+    """A warm-up's fraction is one of the decay, not of the run; both come back when the recipe is rendered."""
+    text = re.sub(r"--(train-iters|lr-(decay|warmup)-\w+) \S+", "", (FOLDER / "llama2_70b.args").read_text())
+    more = "--train-iters 5000 --lr-decay-iters 3200 --lr-warmup-fraction 0.01 --lr-decay-style cosine"
+    (tmp_path / "short.args").write_text(f"{text} {more}\n")
+    words = ["--name", "mine", "-o", str(tmp_path)]
+    ran = dslaunch("import", "megatron", str(tmp_path / "short.args"), "cluster=64xH100", *words)
+    assert ran.status == 0, ran.err
+    recipe = yaml.safe_load((tmp_path / "recipes" / "mine.yaml").read_text())
+    assert recipe["training"]["optimizer"]["warmup_steps"] == 32
+    assert recipe["engine"]["extra"]["lr-decay-iters"] == 3200
+    out = tmp_path / "out"
+    assert dslaunch("render", "recipe=mine", f"--config-dir={tmp_path}", "-o", str(out)).status == 0
+    lines = (out / "megatron_args.txt").read_text().splitlines()
+    assert {"--train-iters 5000", "--lr-decay-iters 3200", "--lr-warmup-iters 32"} <= set(lines)
+
+
+def test_what_a_scripts_caller_gives_is_asked_for_by_its_key(dslaunch: CommandLine, tmp_path: Path) -> None:
+    text = (FOLDER / "experts.args").read_text()
+    (tmp_path / "own.args").write_text(f"{text} --save $1 --data-path $2 --tensorboard-dir $3\n")
+    ran = dslaunch("import", "megatron", str(tmp_path / "own.args"), "cluster=16xH100")
+    assert ran.status == 0, ran.err
+    for flag, key in (
+        ("--save: $1", "checkpoint.dir"),
+        ("--data-path: $2", "data.path"),
+        ("--tensorboard-dir: $3", "engine.extra.tensorboard-dir"),
+    ):
+        assert f"  {flag}: nothing in the script sets it; give {key}\n" in ran.err, key
+
+
+def test_values_beside_those_that_the_trainer_fills_in(dslaunch: CommandLine, tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "trainer_auto.json").read_text())
+    config["optimizer"] = {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.98], "eps": "auto"}}
+    (tmp_path / "mixed.json").write_text(json.dumps(config))
+    words = [*LLAMA, "cluster=8xH100", "training.global_batch=64"]
+    ran = dslaunch("import", "deepspeed", str(tmp_path / "mixed.json"), *words)
+    assert ran.status == 0, ran.err
+    assert "betas: [0.9, 0.98]" in ran.out
+    assert "optimizer.params.betas: auto is written as for the others" in ran.err
+
+
+def test_a_variant_of_adam_keeps_its_learning_rate(dslaunch: CommandLine, tmp_path: Path) -> None:
+    params = {"lr": 3e-5, "weight_decay": 0, "freeze_step": 400}
+    config = {"train_batch_size": 64, "bf16": {"enabled": True}}
+    config["optimizer"] = {"type": "OnebitAdam", "params": params}
+    (tmp_path / "onebit.json").write_text(json.dumps(config))
+    ran = dslaunch("import", "deepspeed", str(tmp_path / "onebit.json"), *TINY)
+    assert ran.status == 0, ran.err
+    assert yaml.safe_load(ran.out)["training"]["optimizer"] == {
+        "lr": 3e-5, "eps": 1e-8, "weight_decay": 0.0, "betas": [0.9, 0.999],
+        "schedule": "constant", "warmup_steps": 0,
+    }  # fmt: skip
+    assert "optimizer.params.freeze_step: a parameter of OnebitAdam" in ran.err
 
 
 def test_a_recipe_of_that_name_is_not_written_over(dslaunch: CommandLine, tmp_path: Path) -> None:

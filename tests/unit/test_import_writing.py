@@ -13,7 +13,7 @@ from dslaunch.errors import ConfigError
 from dslaunch.importing.writing import refuse_existing, staged, write_site, yaml_text
 
 TREES: list[dict[str, Any]] = [
-    {"lr": 1e-5, "eps": 1e-08, "one": 1.0, "big": 500000000, "nothing": None, "yes": True},
+    {"lr": 1e-5, "eps": 1e-08, "one": 1.0, "digits": 4.5e-05, "big": 500000000, "nothing": None, "yes": True},
     {
         "quoted": "12:00:00",
         "octal": "0123",
@@ -81,3 +81,10 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipes" / "new.yaml").mkdir(parents=True)
     with pytest.raises(ConfigError, match="a folder stands where the file belongs"):
         refuse_existing(tmp_path, ["recipes/new.yaml"], force=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(4.5e-05, "4.5e-05"), (1e-05, "1.0e-05"), (1e22, "1.0e+22"), (0.25, "0.25")]
+)
+def test_a_small_number_is_written_as_short_as_it_is(value: float, text: str) -> None:
+    assert yaml_text({"lr": value}) == f"lr: {text}\n"

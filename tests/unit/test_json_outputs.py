@@ -8,7 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from dslaunch.review.json_schema import JOINED, names
+from dslaunch.planfile import JOINED_SCHEMA
+from dslaunch.review.json_schema import names
 from dslaunch.run.state import State, write_state
 from dslaunch.run.sweeps import Sweep, SweepRun, run_folder, write_sweep
 from tests.command import RECIPE, CommandLine, make_site, valid
@@ -16,7 +17,7 @@ from tests.command import RECIPE, CommandLine, make_site, valid
 DS_CONFIG = '{"train_batch_size": 64, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'
 SIDES = ["recipe=llama3_8b cluster=8xH100", "recipe=llama3_8b cluster=8xH100 training.micro_batch=2"]
 VERBS: dict[str, list[str]] = {
-    JOINED: ["plan", "recipe=vla_tiny", "cluster=local", "--explain"],
+    JOINED_SCHEMA: ["plan", "recipe=vla_tiny", "cluster=local", "--explain"],
     "dslaunch.recipes/1": ["recipes"],
     "dslaunch.models/1": ["models"],
     "dslaunch.clusters/1": ["clusters"],
@@ -63,6 +64,7 @@ def test_the_output_is_what_its_schema_says(
     Path("ds_config.json").write_text(DS_CONFIG)
     ran = dslaunch(*VERBS[name], "--json")
     assert ran.status == 0, ran.err
+    assert ran.json["schema"] == name
     valid(ran.json, name, dslaunch)
 
 

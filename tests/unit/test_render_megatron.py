@@ -111,7 +111,7 @@ def test_what_megatron_cannot_express_is_refused(words: list[str], message: str)
 def test_a_search_passes_over_megatron_where_it_has_no_flags(word: str) -> None:
     words = ["recipe=llama3_8b", "cluster=16xH100", "strategy=auto", "engine.path=/o", "script=train.py"]
     plan, _, _ = planned(*words, f"model.components.llm.{word}")
-    assert plan.engine.name in ("deepspeed", "torch")
+    assert not plan.engine.name.startswith("megatron")
 
 
 MIXTRAL = [
