@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def test_a_controller_must_answer(tmp_path: Path, scontrol: str, launcher: str) 
     assert choose(make_plan(nodes=2, local=False), _commands(tmp_path, scontrol)) == launcher
 
 
-def test_a_controller_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_a_controller_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[choose.__module__], "_ANSWER_LIMIT_S", 0.5)
     start = time.monotonic()
     assert choose(make_plan(nodes=2, local=False), _commands(tmp_path, "exec sleep 60")) == ""
     assert time.monotonic() - start < 10
