@@ -192,7 +192,8 @@ def test_two_runs_at_the_same_time_do_not_meet(home: Path, start: Start) -> None
         "dist.init_process_group('gloo')\n"
         "everyone = [None] * dist.get_world_size()\n"
         "dist.all_gather_object(everyone, os.environ['DSLAUNCH_RUN_DIR'])\n"
-        "assert set(everyone) == {os.environ['DSLAUNCH_RUN_DIR']}, everyone\n" + PROBE
+        "assert set(everyone) == {os.environ['DSLAUNCH_RUN_DIR']}, everyone\n"
+        "dist.destroy_process_group()\n" + PROBE
     )
     processes = [start(*_launch("torchrun", "meet.py")) for _ in range(2)]
     for process in processes:

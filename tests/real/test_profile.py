@@ -119,6 +119,7 @@ for number in range(1, 7):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
     optimizer.step()
+dist.destroy_process_group()
 time.sleep(8)  # the supervisor looks every 5 seconds
 """
 

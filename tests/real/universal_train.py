@@ -71,6 +71,7 @@ def main() -> None:
         step(number)
         if number % EVERY == 0:
             engine.save_checkpoint(str(checkpoints), client_state={"done": number})
+    torch.distributed.destroy_process_group()
     if rank == 0:
         print(json.dumps({"done": steps}))
 

@@ -109,7 +109,10 @@ def test_the_package_writes_into_the_run_folder_and_nowhere_a_key(
     assert not [path for path in run.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
-def test_without_the_package_nothing_is_launched(dslaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_nothing_is_launched(
+    dslaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tracking, "find_spec", lambda _: None)
     done = dslaunch("launch", "recipe=vla_tiny", "cluster=local", "notify.wandb=vla")
     assert done.status == 2
