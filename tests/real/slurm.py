@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -123,11 +124,15 @@ def _clean_environ() -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports below those that the kernel hands out, which another connection may take before a daemon does."""
+    free: list[int] = []
+    for port in random.sample(range(10_000, 32_000), 1_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise AssertionError(f"{count} free ports are not to be had")
 
 
 def _write_config(cluster: SlurmCluster, settings: Sequence[str]) -> None:

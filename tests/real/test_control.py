@@ -252,7 +252,7 @@ def _losses(run: Path) -> dict[int, float]:
 
 def test_a_killed_and_a_stopped_run_of_the_runtime_go_on_exactly(home: Path) -> None:
     """The tiny model on the CPU: one rank is killed with SIGKILL, its resume is stopped, the next one finishes."""
-    words = [*LOCAL, "launcher=torchrun", "training.steps=24", "checkpoint.every=5"]
+    words = [*LOCAL, "launcher=torchrun", "training.steps=80", "checkpoint.every=5"]
     dslaunch(home, *words, "run.root=whole")
     (whole,) = (home / "whole").iterdir()
 
@@ -274,4 +274,4 @@ def test_a_killed_and_a_stopped_run_of_the_runtime_go_on_exactly(home: Path) -> 
 
     assert f"from step-{status['step']:08d}" in dslaunch(home, "resume", run.name)
     assert _losses(run) == _losses(whole)
-    assert list(_losses(run)) == list(range(1, 25))
+    assert list(_losses(run)) == list(range(1, 81))
