@@ -122,11 +122,13 @@ _SCALINGS: dict[str, Fp8] = {"blockwise": "blockwise", "mxfp8": "mxfp8"}
 """Of Megatron's --fp8-recipe; delayed, the default, and tensorwise have one scale for a tensor."""
 
 
-def narrow_products(flags: Mapping[str, Any]) -> Fp8:
-    """What the matrix products are in, by Megatron's flags without their dashes.
+def narrow_products(engine: str, flags: Mapping[str, Any]) -> Fp8:
+    """What the matrix products are in, by engine.extra: Megatron's flags without their dashes.
 
     Source: NVIDIA/Megatron-LM:megatron/training/arguments.py, core_v0.12.0 to core_v0.19.0.
     """
+    if engine != "megatron":
+        return "none"
     if flags.get("fp4-format"):
         return "nvfp4"
     if flags.get("fp8-format"):

@@ -180,7 +180,7 @@ def cases(
         software: what runs; the engine's usual layers where it is None.
     """
     composed = engine.name == "native" and config.cluster.gpu.accelerator == "cpu"
-    narrow = narrow_products(config.engine.extra) if engine.name == "megatron" else "none"
+    narrow = narrow_products(engine.name, config.engine.extra)
     runs = software or _usual(engine.name, config.strategy.dispatcher, composed, narrow)
     ahead = _held_ahead(config, layouts) if engine.name == "native" else {}
     return {

@@ -12,7 +12,7 @@ _NO_BAND = "band: none yet"
 
 def precision_words(plan: Plan) -> str:
     """Of weights and activations, and of the products where they are in fewer bits."""
-    narrow = narrow_products(plan.engine.extra) if plan.engine.name == "megatron" else "none"
+    narrow = narrow_products(plan.engine.name, plan.engine.extra)
     if narrow == "none":
         return plan.training.precision
     products = narrow if narrow in ("mxfp8", "nvfp4") else f"fp8, {narrow}"
