@@ -19,7 +19,7 @@ def choose(plan: Plan, environ: Mapping[str, str]) -> str:
         return "local"
     if environ.get("SLURM_JOB_ID"):
         return "slurm"
-    if plan.launcher.hostfile or plan.launcher.hosts_command or plan.cluster.hosts:
+    if plan.launcher.finds_hosts or plan.cluster.hosts:
         return "ssh"
     return "slurm" if controller_answers(environ) else ""
 

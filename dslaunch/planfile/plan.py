@@ -210,6 +210,11 @@ class LauncherPlan:
     stage_exclude: tuple[str, ...] = ()
     """Patterns of what is left out of it."""
 
+    @property
+    def finds_hosts(self) -> bool:
+        """The hosts become known at the launch: from a file, or from what a command prints."""
+        return bool(self.hostfile or self.hosts_command)
+
 
 @dataclass(frozen=True)
 class FilesPlan:

@@ -96,7 +96,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
     check_program(config)
     environment = variables(plan, config)
     port = str(plan.launcher.master_port or "")
-    named = cluster.hosts or plan.launcher.hostfile or plan.launcher.hosts_command
+    named = cluster.hosts or plan.launcher.finds_hosts
     remote = not cluster.local and (cluster.nodes > 1 or bool(named))
     return Context(
         schema=CONTEXT_SCHEMA,
@@ -141,7 +141,7 @@ def _runner(plan: Plan) -> str:
 def _hosts(plan: Plan) -> tuple[Host, ...]:
     """The hosts in rank order; none where their names are not known before the launch."""
     cluster = plan.cluster
-    if plan.launcher.hostfile or plan.launcher.hosts_command:
+    if plan.launcher.finds_hosts:
         return ()
     names = ("localhost",) if cluster.local else cluster.hosts
     for name in names:
