@@ -10,64 +10,16 @@ from dslaunch.errors import ConfigError
 from dslaunch.importing.deepspeed_file import AUTO, flattened, read_config
 from dslaunch.importing.deepspeed_modes import take_modes
 from dslaunch.importing.deepspeed_schedule import take_schedule
+from dslaunch.importing.deepspeed_source import Source
 from dslaunch.importing.imported import Imported, Note, checked_name
 from dslaunch.importing.recipe import Recipe, begun, require
 from dslaunch.importing.taken import deepspeed_refusal
 
-_AUTO_REASON = "auto: Hugging Face's Trainer fills it in; the plan counts on its own value"
 _FILLED_IN = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Where one of these is `auto`, the Trainer reads the file: it is rendered with `auto` again."""
 _ADAMS = ("adam", "adamw")
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay")
 """Parameters that mean the same in its variants, such as OnebitAdam; what Lamb calls so is something else."""
-
-
-class Source:
-    """The configuration's keys, dotted; each is taken once, and what is left goes to engine.extra."""
-
-    def __init__(self, config: Mapping[str, Any], path: str) -> None:
-        self.path = path
-        self.left = dict(flattened(config))
-        self.notes: list[Note] = []
-
-    def take(self, *keys: str) -> Any:
-        """The value of the first key that is there; None where none is, or where it is `auto`."""
-        found = None
-        for key in keys:
-            if key in self.left:
-                value = self.left.pop(key)
-                if value == AUTO:
-                    self.note(key, _AUTO_REASON)
-                elif found is None:
-                    found = value
-        return found
-
-    def real(self, key: str) -> float | None:
-        """A number of a `params` section, which no parser of DeepSpeed's checks; None as `take` has it.
-
-        Raises:
-            ConfigError: no number. Text that Python reads as one passes, as it does in DeepSpeed ("1e-4").
-        """
-        value = self.take(key)
-        try:
-            return None if value is None else float(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{self.path}: {key} is {value!r}: a number belongs there.") from None
-
-    def whole(self, key: str) -> int | None:
-        """A count of a `params` section; raises ConfigError as `real` does."""
-        value = self.real(key)
-        if value is not None and value != int(value):
-            raise ConfigError(f"{self.path}: {key} is {value}: a whole number belongs there.")
-        return None if value is None else int(value)
-
-    def note(self, key: str, reason: str) -> None:
-        """Something that is not carried over as it stands."""
-        self.notes.append(Note(key, reason))
-
-    def under(self, section: str) -> list[str]:
-        """Keys left of a section."""
-        return [key for key in self.left if key.startswith(f"{section}.")]
 
 
 def import_deepspeed(
@@ -248,7 +200,7 @@ def _extra(recipe: Recipe, source: Source) -> None:
     version = str(recipe.get("engine.version") or "")
     for dotted, value in source.left.items():
         if value == AUTO:
-            source.note(dotted, _AUTO_REASON)
+            source.note_auto(dotted)
             continue
         if refusal := deepspeed_refusal(_nested(dotted, value), version):
             source.note(dotted, refusal)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dslaunch.importing.deepspeed_source import Source
 from dslaunch.importing.recipe import Recipe
-
-if TYPE_CHECKING:
-    from dslaunch.importing.deepspeed import Source
 
 _ZERO = "zero_optimization."
 _OWN_KEYS = {

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dslaunch.importing.deepspeed_source import Source
 from dslaunch.importing.recipe import Recipe
 from dslaunch.render.decimals import product
-
-if TYPE_CHECKING:
-    from dslaunch.importing.deepspeed import Source
 
 _KINDS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _DEFAULT_WARMUP = 1000
