@@ -55,21 +55,21 @@ class Catalogue:
 @lru_cache(maxsize=1)
 def megatron_versions() -> tuple[str, ...]:
     """The versions of megatron-core that there is a catalogue of, oldest first."""
-    return tuple(_load("megatron_args.json")["versions"])
+    return tuple(load_table("megatron_args.json")["versions"])
 
 
 @lru_cache(maxsize=8)
 def megatron_catalogue(version: str) -> Catalogue:
     """The arguments of Megatron-LM with megatron-core `version`, one of megatron_versions()."""
-    data = _load("megatron_args.json")
-    return _catalogue(f"Megatron-LM core {version}", version, data)
+    data = load_table("megatron_args.json")
+    return catalogue_of(f"Megatron-LM core {version}", version, data)
 
 
 @lru_cache(maxsize=8)
 def megatron_mimo_catalogue(version: str) -> Catalogue:
     """The same with the arguments that the example for several grids adds."""
-    stock, added = megatron_catalogue(version), _load("megatron_mimo_args.json")
-    own = _catalogue(stock.framework, version, added)
+    stock, added = megatron_catalogue(version), load_table("megatron_mimo_args.json")
+    own = catalogue_of(stock.framework, version, added)
     return Catalogue(
         f"{stock.framework} (examples/mimo)",
         version,
@@ -81,11 +81,12 @@ def megatron_mimo_catalogue(version: str) -> Catalogue:
 @lru_cache(maxsize=1)
 def megatron_deepspeed_catalogue() -> Catalogue:
     """The arguments of Megatron-DeepSpeed, which has one line of development and no releases."""
-    data = _load("megatron_deepspeed_args.json")
-    return _catalogue("Megatron-DeepSpeed", data["versions"][-1], data)
+    data = load_table("megatron_deepspeed_args.json")
+    return catalogue_of("Megatron-DeepSpeed", data["versions"][-1], data)
 
 
-def _catalogue(framework: str, version: str, data: dict[str, Any]) -> Catalogue:
+def catalogue_of(framework: str, version: str, data: dict[str, Any]) -> Catalogue:
+    """The arguments that `version` has, of a table whose rows say from when to when they hold."""
     order = {name: position for position, name in enumerate(data["versions"])}
     every = [_argument(entry, data["versions"]) for entry in data["arguments"]]
     by_flag: dict[str, list[Argument]] = {}
@@ -118,5 +119,6 @@ def _span(argument: Argument) -> str:
     return argument.since if argument.since == argument.until else f"{argument.since} to {argument.until}"
 
 
-def _load(name: str) -> Any:
+def load_table(name: str) -> Any:
+    """A table of dslaunch/engines/data."""
     return json.loads(resources.files("dslaunch.engines").joinpath("data", name).read_text(encoding="utf-8"))

@@ -59,6 +59,8 @@ class CommandLine:
     environment: tuple[Assignment, ...]
     conditional: bool
     """It stands in an if, a loop, a case or a function."""
+    components: bool = False
+    """An srun over components of a heterogeneous job (`:` or --het-group): others than the one read here too."""
 
     def launcher(self, program: str) -> Launcher | None:
         """The launcher of this name, or None."""
@@ -91,7 +93,12 @@ def command_line(
         return None
     script = rest[0] if rest else None
     arguments = _settled(script_arguments(rest[1:]), script)
-    return CommandLine(at, tuple(launchers), script, module, arguments, environment, conditional)
+    components = launchers[0].program == "srun" and _over_components(launchers[0].options, words)
+    return CommandLine(at, tuple(launchers), script, module, arguments, environment, conditional, components)
+
+
+def _over_components(srun: Arguments, words: Sequence[Word]) -> bool:
+    return srun.has("--het-group", "--pack-group") or any(word.text == ":" for word in words)
 
 
 def _settled(arguments: Arguments, script: Word | None) -> Arguments:

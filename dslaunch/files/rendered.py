@@ -10,7 +10,7 @@ REQUIRED = frozenset({"env.sh", "job.sbatch", "launch.sh", "plan.json", "rank.sh
 _RENDERED = re.compile(
     r"env\.sh|job\.sbatch|launch\.sh|plan\.json|rank\.sh|prediction\.json|ds_config(\..+)?\.json|megatron_args\.txt"
     r"|accelerate\.yaml|torch\.json|hf_args\.json|hostfile|ds_env|kubernetes\.yaml|preflight\.json|blueprint\.json|stage\.sh"
-    r"|gpus\.py|profiled\.py"
+    r"|gpus\.py|profiled\.py|cores\.py"
 )
 
 

@@ -25,6 +25,8 @@ _COMMAND_OPTION = re.compile(r"-\w*c")
 _REDIRECTION = re.compile(r"\d*[<>&].*")
 _NAME_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
+_COMPONENT = ("hetjob", "packjob")
+"""What begins the next component of a heterogeneous job; packjob until SLURM 20.02."""
 _OPTION = re.compile(r"(--[\w-]+|-[A-Za-z])(?:=|\s*(?!-))((?:\"[^\"]*\"|'[^']*'|[^\s#\"'])*)")
 
 
@@ -68,6 +70,8 @@ class Directive:
     at: Position
     read: bool
     """False: it stands after the first command, where sbatch no longer looks."""
+    component: int = 0
+    """Of a heterogeneous job: lines `#SBATCH hetjob` above it."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,9 @@ class ShellScript:
         return tuple(launch for launch in found if launch is not None)
 
     def directive(self, *names: str) -> Directive | None:
-        """The last directive with one of these names that sbatch reads, or None."""
-        return next((d for d in reversed(self.directives) if d.name in names and d.read), None)
+        """The last directive with one of these names that sbatch reads for the job's first component, or None."""
+        read = (each for each in reversed(self.directives) if each.read and not each.component)
+        return next((each for each in read if each.name in names), None)
 
     def variable(self, name: str) -> str | None:
         """The value of a variable that is settled, or None."""
@@ -235,9 +240,10 @@ class _Reader:
 
 def _directives(text: str, commands: Sequence[Command]) -> Iterator[Directive]:
     """The options of each #SBATCH line; sbatch stops looking at the first line that is no comment."""
-    read = True
+    read, component = True, 0
     for number, line in enumerate(text.splitlines(), 1):
         match = _DIRECTIVE.match(line)
+        component += match is not None and match[1].strip() in _COMPONENT
         if match is None:
             read = read and (not line.strip() or line.lstrip().startswith("#"))
             continue
@@ -245,4 +251,4 @@ def _directives(text: str, commands: Sequence[Command]) -> Iterator[Directive]:
             if line[option.start() - 1] not in " \t":
                 continue
             value = option[2].strip("\"'")
-            yield Directive(option[1], value, Position(number, option.start(1) + 1), read)
+            yield Directive(option[1], value, Position(number, option.start(1) + 1), read, component)

@@ -11,7 +11,7 @@ _BY_LAUNCHER = {
     "torchrun": """
         -h --help --standalone -m --module --no-python --no_python --run-path --run_path --virtual-local-rank
         --virtual_local_rank --use_env --use-env""",
-    # accelerate/commands/launch.py launch_command_parser 1.14
+    # accelerate/commands/launch.py launch_command_parser 0.30 to 1.15
     "accelerate": """
         -h --help -q --quiet --cpu --multi_gpu --multi-gpu --tpu --enable_cpu_affinity --enable-cpu-affinity
         --dynamo_use_fullgraph --dynamo-use-fullgraph --dynamo_use_dynamic --dynamo-use-dynamic
@@ -19,7 +19,8 @@ _BY_LAUNCHER = {
         --use_fsdp --use-fsdp --use_parallelism_config --use-parallelism-config --use_megatron_lm
         --use-megatron-lm --same_network --same-network -m --module --no_python --no-python --tpu_cluster
         --tpu-cluster --no_tpu_cluster --no-tpu-cluster --tpu_use_sudo --tpu-use-sudo --downcast_bf16
-        --downcast-bf16 --fp8_use_autocast_during_eval --fp8-use-autocast-during-eval --debug --use_xpu --ipex""",
+        --downcast-bf16 --fp8_use_autocast_during_eval --fp8-use-autocast-during-eval --debug --use_xpu
+        --use-xpu --use_tp --use-tp --ipex""",
     # the manual page of srun, SLURM 22.05 to 25.05; a value of --exclusive and the like comes behind `=`
     "srun": """
         -h --help -H --hold -k --no-kill -K --kill-on-bad-exit -l --label -O --overcommit -q -Q --quiet -s

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
+from dslaunch.rules.accelerate_config import unread
 from dslaunch.rules.config import ZERO, Config, configs
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
@@ -54,7 +55,7 @@ def fields(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 
 @rule("accelerate.unknown", severity="wrong", raised_by="nobody", evidence=f"{_PLUGIN}; OpenMOSS/MOSS#272")
 def unknown(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A key of deepspeed_config that accelerate doesn't hand to DeepSpeed."""
+    """A key in a section of accelerate's configuration that nothing reads."""
     for file in _deepspeed(files):
         for name in file.get("deepspeed_config"):
             if name not in _FIELDS:
@@ -64,6 +65,14 @@ def unknown(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
                 )
                 fix = "Put it in a DeepSpeed JSON, and name that as deepspeed_config_file."
                 yield hit(file, ("deepspeed_config", name), message, fix)
+    for file in files.of("accelerate"):
+        for section, name, until, near in unread(file):
+            if until:
+                message = f"accelerate doesn't read {name} in {section} any more: the last version was {until}."
+                yield hit(file, (section, name), message, "Take it out.", severity="info")
+            else:
+                message = f"accelerate reads no {name} in {section}, and says nothing.{near}"
+                yield hit(file, (section, name), message, "Correct it, or take it out.")
 
 
 @rule("accelerate.processes", severity="wrong", raised_by="nobody", evidence=_LAUNCH)

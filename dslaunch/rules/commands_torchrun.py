@@ -23,6 +23,9 @@ _NAMES = """
 OPTIONS = frozenset(_NAMES.split())
 _SHORT = frozenset({"-h", "-m", "-r", "-t"})
 _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0)(?::\d+)?")
+BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_OWN_NAME = re.compile(r"\$(?:\{?HOSTNAME\}?|\(hostname[^)]*\))(?::\S*)?|`hostname[^`]*`(?::\S*)?")
+"""What each node fills in with its own name."""
 _NUMBERS = ("node-rank", "master-port", "max-restarts")
 
 
@@ -91,6 +94,11 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             at = launcher.options.position("--nproc-per-node", "--nproc_per_node")
             message = f"--nproc-per-node {processes!r}: torchrun takes a number, cpu, gpu or auto."
             yield Hit(file.name, at, message, "Write a number of processes.")
+        backend = option(launcher, "rdzv-backend")
+        if backend is not None and backend not in BACKENDS:
+            at = launcher.options.position("--rdzv-backend", "--rdzv_backend")
+            message = f"--rdzv-backend {backend!r}: torchrun knows none of this name, and raises ValueError."
+            yield Hit(file.name, at, message, f"Use {', '.join(BACKENDS)}.")
         for name in _NUMBERS:
             number = option(launcher, name)
             if number is not None and not re.fullmatch(r"-?\d+", number):
@@ -124,8 +132,9 @@ def endpoint(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
             )
             yield Hit(file.name, launcher.at, message, fix)
         for name in ("rdzv-endpoint", "master-addr"):
-            where = option(launcher, name)
-            if where is not None and _LOCAL.fullmatch(where):
+            where = launcher.options.value(f"--{name}", f"--{name.replace('-', '_')}") or ""
+            own = _OWN_NAME.fullmatch(where) and not command.launcher("srun") and "#SBATCH" not in file.text
+            if own or (is_told(where) and _LOCAL.fullmatch(where)):
                 at = launcher.options.position(f"--{name}", f"--{name.replace('-', '_')}")
                 yield Hit(file.name, at, f"--{name} {where} on {nodes} nodes: each meets itself.", fix)
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dslaunch.engines.trainer_catalogue import trainer_words
 from dslaunch.files.fileset import FileSet
-from dslaunch.files.flags import is_told
+from dslaunch.files.flags import Arguments, is_told
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import Config, configs
@@ -52,7 +53,7 @@ def arguments(files: FileSet) -> dict[str, Argument]:
         if isinstance(file.value, dict):
             found |= {name: Argument(value, file.name, file.at(name)) for name, value in file.value.items()}
     for file, command in files.launches():
-        if command.arguments.has("--deepspeed") or found:
+        if command.arguments.has("--deepspeed") or found or _is_trainers(command.arguments):
             for flag in command.arguments.flags:
                 value = _typed(flag.values)
                 if value is not None:
@@ -60,6 +61,16 @@ def arguments(files: FileSet) -> dict[str, Argument]:
                         value, file.name, flag.at
                     )
     return found or _of_scripts(files)
+
+
+_TRAINERS_OWN = ("logging_steps", "save_steps", "save_strategy", "save_total_limit", "do_train", "bf16", "fp16")
+"""Of these one stands beside the batch per device where the Trainer reads a command line."""
+
+
+def _is_trainers(given: Arguments) -> bool:
+    """Whether a program with the Trainer's arguments is started."""
+    batch = given.has("--per_device_train_batch_size", "--per-device-train-batch-size")
+    return batch and any(given.has(f"--{name}", f"--{name.replace('_', '-')}") for name in _TRAINERS_OWN)
 
 
 def _of_scripts(files: FileSet) -> dict[str, Argument]:
@@ -159,7 +170,7 @@ def fsdp(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 
 @rule(
     "huggingface.together", severity="error", raised_by="transformers",
-    evidence="huggingface/transformers:src/transformers/training_args.py __post_init__ 5.24.0, run",
+    evidence="huggingface/transformers:src/transformers/training_args.py __post_init__, trainer.py 5.24.0, run",
 )  # fmt: skip
 def together(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Arguments of the Trainer that exclude each other, or that need another one."""
@@ -174,6 +185,81 @@ def together(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
             best = given["load_best_model_at_end"]
             message = f"load_best_model_at_end with save_strategy {save} and eval_strategy {judge}: ValueError."
             yield Hit(best.name, best.at, message, "Save and evaluate by the same strategy, or save the best.")
+        elif judge == "steps":
+            yield from _saved_between(given)
+    yield from _needed(given)
+    yield from _of_trainer(given)
+
+
+def _saved_between(given: dict[str, Argument]) -> Iterator[Hit]:
+    """The best model can be loaded where each save falls on an evaluation."""
+    logs = _number(given, "logging_steps", 500)
+    evals = _number(given, "eval_steps", None) or logs
+    saves = _number(given, "save_steps", 500)
+    if not evals or saves is None or "save_steps" not in given:
+        return
+    counted = evals >= 1 and saves >= 1
+    if (counted and saves % evals) or (not counted and (evals >= 1 or saves >= 1 or not _divides(evals, saves))):
+        message = f"save_steps {saves:g} is no multiple of eval_steps {evals:g}, with load_best_model_at_end:"
+        yield _at(given, "save_steps", f"{message} ValueError.", "Save after every evaluation, or every few.")
+
+
+def _divides(evals: float, saves: float) -> bool:
+    """As transformers compares shares of the run."""
+    return (saves * 1_000_000) % (evals * 1_000_000) == 0
+
+
+def _number(given: dict[str, Argument], name: str, default: float | None) -> float | None:
+    """A number that is told; the default where it isn't given, None where it is something else."""
+    if name not in given:
+        return default
+    value = given[name].value
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _needed(given: dict[str, Argument]) -> Iterator[Hit]:
+    """Arguments that can't do without another one."""
+    judge = _said(given, "eval_strategy", "evaluation_strategy") or "no"
+    if _said(given, "lr_scheduler_type") in _JUDGING and judge in ("no", "False"):
+        message = f"lr_scheduler_type {given['lr_scheduler_type'].value} without an eval_strategy: ValueError."
+        yield _at(given, "lr_scheduler_type", message, "Add eval_strategy: epoch, or steps.")
+    if _true(given, "fp16_full_eval") and _true(given, "bf16_full_eval"):
+        message = "fp16_full_eval and bf16_full_eval are both true: TrainingArguments raises ValueError."
+        yield _at(given, "fp16_full_eval", message, "Keep one.")
+    ahead = given.get("dataloader_prefetch_factor")
+    if ahead is not None and ahead.value is not None and _number(given, "dataloader_num_workers", 0) == 0:
+        message = "dataloader_prefetch_factor without dataloader_num_workers: TrainingArguments raises ValueError."
+        yield _at(given, "dataloader_prefetch_factor", message, "Add dataloader_num_workers above 0.")
+    if _number(given, "logging_steps", 500) == 0:
+        by_steps = _said(given, "logging_strategy") in ("", "steps")
+        if by_steps or (judge == "steps" and not _number(given, "eval_steps", None)):
+            message = "logging_steps 0, by which the Trainer logs or evaluates: ValueError."
+            yield _at(given, "logging_steps", message, "Write logging_strategy: no, or steps above 0.")
+
+
+def _of_trainer(given: dict[str, Argument]) -> Iterator[Hit]:
+    """What the Trainer itself refuses, when it is made."""
+    best, sharded = _true(given, "load_best_model_at_end"), "deepspeed" in given or "fsdp" in given
+    judged = best or "metric_for_best_model" in given or _said(given, "lr_scheduler_type") in _JUDGING
+    if _said(given, "save_strategy") == "best" and not judged:
+        message = "save_strategy best without metric_for_best_model: the Trainer raises ValueError."
+        yield _at(given, "save_strategy", message, "Add metric_for_best_model, such as loss.")
+    if best and sharded and _true(given, "save_only_model"):
+        message = "save_only_model and load_best_model_at_end, under DeepSpeed or FSDP: ValueError."
+        yield _at(given, "save_only_model", message, "Drop one of the two.")
+    section = given["fsdp_config"].value if "fsdp_config" in given else None
+    twice = isinstance(section, dict) and section.get("activation_checkpointing") is True
+    if twice and _true(given, "gradient_checkpointing"):
+        message = "activation_checkpointing in fsdp_config, and gradient_checkpointing: ValueError."
+        yield _at(given, "gradient_checkpointing", message, "Keep the one in fsdp_config.")
+
+
+_JUDGING = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that look at evaluations."""
+
+
+def _at(given: dict[str, Argument], name: str, message: str, fix: str) -> Hit:
+    return Hit(given[name].name, given[name].at, message, fix)
 
 
 def _true(given: dict[str, Argument], name: str) -> bool:
@@ -184,27 +270,38 @@ def _said(given: dict[str, Argument], *names: str) -> str:
     return next((str(given[name].value) for name in names if name in given), "")
 
 
-_GONE = {
+_INSTEAD = {
     "evaluation_strategy": "eval_strategy",
     "group_by_length": "train_sampling_strategy",
     "logging_dir": "the variable TENSORBOARD_LOGGING_DIR",
     "no_cuda": "use_cpu",
     "overwrite_output_dir": "nothing: the folder is written to as it is",
     "save_safetensors": "nothing: safetensors is the only format",
+    "adafactor": "optim: adafactor",
+    "fp16_backend": "nothing", "half_precision_backend": "nothing",
+    "fsdp_transformer_layer_cls_to_wrap": "fsdp_config", "fsdp_min_num_params": "fsdp_config",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "dispatch_batches": "accelerator_config", "split_batches": "accelerator_config",
+    "push_to_hub_model_id": "hub_model_id", "push_to_hub_token": "hub_token",
+    "torchdynamo": "torch_compile_backend",
     "warmup_ratio": "warmup_steps, which takes a ratio below 1",
 }
 
 
 @rule(
     "huggingface.removed", severity="info", raised_by="transformers",
-    evidence="huggingface/transformers:src/transformers/training_args.py 5.24.0, run",
+    evidence="huggingface/transformers:src/transformers/training_args.py 4.40.2 to 5.24.0, run",
 )  # fmt: skip
 def removed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """An argument of the Trainer that transformers 5 no longer takes."""
+    """An argument of the Trainer that newer versions of transformers no longer take."""
+    known = trainer_words("arguments")
     for name, argument in arguments(files).items():
-        if name in _GONE:
-            message = f"transformers 5 has no {name}, and refuses it; version 4 takes it."
-            yield Hit(argument.name, argument.at, message, f"With transformers 5 use {_GONE[name]}.")
+        if name in known and known[name].until:
+            last, newer = known[name].until, known[name].next
+            message = f"transformers {newer} and newer have no {name}, and refuse it; {last} takes it."
+            instead = f" Use {_INSTEAD[name]}." if name in _INSTEAD else ""
+            yield Hit(argument.name, argument.at, message, f"Take it out for newer versions.{instead}")
 
 
 @rule(

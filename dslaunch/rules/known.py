@@ -114,6 +114,8 @@ def _completed(size: Size) -> Size:
 def _of_launch(file: File, launch: CommandLine, files: FileSet) -> Size:
     """The ranks that one command starts."""
     script: ShellScript = file.value
+    if launch.components:
+        return Size()
     innermost = launch.launchers[-1]
     if innermost.program == "python":
         outer = launch.launcher("srun") or launch.launcher("mpirun")
@@ -209,7 +211,9 @@ def _number(options: Arguments, script: ShellScript, *names: str) -> int | None:
 
 
 def gpus_per_node(script: ShellScript) -> int | None:
-    """GPUs that the directives ask for on each node."""
+    """GPUs that the directives ask for on each node; None where several kinds of node are asked for."""
+    if any(each.component for each in script.directives):
+        return None
     directive = script.directive("--gpus-per-node", "--gres")
     match = _GPUS.fullmatch(directive.value) if directive else None
     return _positive(int(match[1])) if match else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from math import prod
 
@@ -172,15 +173,32 @@ def _batch(run: Run) -> Iterator[Fault]:
 
 
 def _rampup(run: Run) -> Iterator[Fault]:
-    steps = run.texts("--rampup-batch-size")
-    if len(steps) < 2 or not all(step.isdecimal() for step in steps):
+    flag, steps = "--rampup-batch-size", run.texts("--rampup-batch-size")
+    if len(steps) != 3 or not all(re.fullmatch(r"-?\d+", step) for step in steps):
         return
-    start, increment, whole = int(steps[0]), int(steps[1]), run.size(_GLOBAL)
-    if increment < 1 or start > whole or (whole - start) % increment:
-        yield (
-            "--rampup-batch-size", f"from {start} in steps of {increment} it doesn't reach {_GLOBAL} {whole}.",
-            f"Use steps that divide {whole} - {start}.",
-        )  # fmt: skip
+    start, increment, samples, whole = (*map(int, steps), run.size(_GLOBAL))
+    if increment < 1 or start < 1 or start > whole or (whole - start) % increment:
+        fix = f"Use steps that divide {whole} - {start}."
+        yield flag, f"from {start} in steps of {increment} it doesn't reach {_GLOBAL} {whole}.", fix
+    elif start == whole or samples < 1:
+        what = "begins with the whole batch" if start == whole else f"takes {samples} samples"
+        yield flag, f"{flag} {what}: ZeroDivisionError, or an assertion.", f"Leave {flag} out."
+    else:
+        yield from _each_batch(run, start, increment)
+
+
+def _each_batch(run: Run, start: int, increment: int) -> Iterator[Fault]:
+    """Every batch of the ramp-up is made of whole micro batches, the first and each increment."""
+    ranks = run.tp * run.pp * run.cp
+    if run.on("--decrease-batch-size-if-needed") or run.world % ranks or run.size(_MICRO) < 1:
+        return
+    each = run.size(_MICRO) * (run.world // ranks)
+    for what, size in (("first batch", start), ("increment", increment)):
+        if size % each:
+            message = f"the {what} of the ramp-up, {size}, is no multiple of {_MICRO} times replicas = {each}"
+            message += "; Megatron stops at the step that begins with it."
+            yield "--rampup-batch-size", message, f"Use multiples of {each}."
+            return
 
 
 def _positive(run: Run) -> Iterator[Fault]:

@@ -105,8 +105,14 @@ _COURSE = (
         ),
         "--lr-warmup-fraction beside a warm-up in iterations or samples", "Keep one.",
     ),
+    Demand(
+        "--log-memory-interval",
+        lambda r: r.on("--log-memory-interval") and r.size("--log-interval", 100) > 0
+        and r.size("--log-memory-interval") % r.size("--log-interval", 100) != 0,
+        "--log-memory-interval is no multiple of --log-interval", "Write a multiple of it.",
+    ),
 )  # fmt: skip
-demands("megatron.course", "The length of training, its warm-up and its decay counted in two ways.", _COURSE)
+demands("megatron.course", "The length of training, its warm-up, decay or logs counted in two ways.", _COURSE)
 
 _DATA = (
     Demand(

@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from dslaunch.errors import nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START, Position
+from dslaunch.files.script import Directive
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Edit, Hit, rule
 from dslaunch.rules.settings import Settings
-from dslaunch.rules.slurm_job import jobs
-from dslaunch.rules.slurm_options import FORMS, OPTIONS, long_name
+from dslaunch.rules.slurm_job import Job, jobs
+from dslaunch.rules.slurm_options import FORMS, OPTIONAL, OPTIONS, long_name
 
 _RAN = "SLURM 22.05 sbatch --test-only, run"
 _PAGE = "the manual page of sbatch, SLURM 22.05 to 25.05"
+_PLUGINS = ("--container-", "--no-container-")
+"""Options that a plugin adds (pyxis)."""
 _MEMORY = frozenset({"--mem", "--mem-per-cpu", "--mem-per-gpu"})
 _LOOKS_LIKE = re.compile(r"#\s*(\w+)\s+-{1,2}[A-Za-z]")
 
@@ -26,7 +29,7 @@ def unknown(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     """An option that sbatch doesn't know, or an abbreviation of several: the job isn't taken."""
     for job in jobs(files):
         for each in job.script.directives:
-            if each.read and not long_name(each.name):
+            if each.read and not long_name(each.name) and not each.name.startswith(_PLUGINS):
                 several = sorted(option for option in OPTIONS if option.startswith(each.name))
                 what = f"may be {' or '.join(several[:4])}" if several else "is no option of sbatch"
                 near = nearest(each.name, OPTIONS)
@@ -39,15 +42,24 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     """A value in a form that sbatch doesn't read, such as --time=48h, or two that exclude each other."""
     for job in jobs(files):
         for each in job.script.directives:
-            form = FORMS.get(long_name(each.name))
+            form = FORMS.get(long_name(each.name)) if _is_its_own(job, each) else None
             if form and each.read and "$" not in each.value and not form[0].fullmatch(each.value):
                 message = f"{each.name} {each.value!r}: sbatch takes {form[1]}, and refuses the script."
                 yield Hit(job.file.name, each.at, message, f"Write {form[1]}.")
+        # A component of a heterogeneous job takes over the others' --mem.
         memory = [each for each in job.script.directives if each.read and long_name(each.name) in _MEMORY]
         if len({long_name(each.name) for each in memory}) > 1:
             names = " and ".join(each.name for each in memory)
             message = f"{names} exclude each other; sbatch refuses the script."
             yield Hit(job.file.name, memory[-1].at, message, "Keep one.")
+
+
+def _is_its_own(job: Job, each: Directive) -> bool:
+    """Whether a value is the option's: where it may be left out it stands behind =."""
+    if long_name(each.name) not in OPTIONAL or not each.value:
+        return True
+    line = job.file.text.splitlines()[each.at.line - 1]
+    return line[each.at.column - 1 + len(each.name) :].startswith("=")
 
 
 @rule("slurm.variable", severity="wrong", raised_by="nobody", evidence=f"{_PAGE}; {_RAN}")
@@ -124,6 +136,20 @@ def array_output(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
         ):
             message = f"every task of the array writes into {output.value}, one over the other."
             yield Hit(job.file.name, output.at, message, "Put %A_%a into the name.")
+
+
+@rule(
+    "slurm.het-array", severity="error", raised_by="sbatch",
+    evidence=f"SchedMD/slurm:doc/html/heterogeneous_jobs.shtml, Limitations; {_RAN}",
+)  # fmt: skip
+def het_array(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A job array of heterogeneous jobs: sbatch refuses it."""
+    for job in jobs(files):
+        read = [each for each in job.script.directives if each.read]
+        arrays = [each for each in read if long_name(each.name) == "--array"]
+        if arrays and any(each.component for each in read):
+            message = "SLURM has no arrays of heterogeneous jobs (`#SBATCH hetjob`); sbatch refuses the script."
+            yield Hit(job.file.name, arrays[0].at, message, "Take --array out, and submit a job for each task.")
 
 
 @rule("slurm.output-folder", severity="wrong", raised_by="nobody", evidence=f"{_PAGE}; SLURM 22.05, run")

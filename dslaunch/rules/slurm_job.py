@@ -13,6 +13,7 @@ from dslaunch.files.script import Directive, Heredoc, ShellScript
 from dslaunch.rules.slurm_options import long_name
 
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?")
+_DIRECTIVE = re.compile(r"#SBATCH\s+\S")
 _COUNT = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
 
 
@@ -24,8 +25,8 @@ class Job:
     script: ShellScript
 
     def directive(self, name: str) -> Directive | None:
-        """The last directive of this full name that sbatch reads."""
-        read = (each for each in reversed(self.script.directives) if each.read)
+        """The last directive of this full name that sbatch reads for the job's first component."""
+        read = (each for each in reversed(self.script.directives) if each.read and not each.component)
         return next((each for each in read if long_name(each.name) == name), None)
 
     def number(self, *names: str) -> int | None:
@@ -75,7 +76,8 @@ def jobs(files: FileSet) -> Iterator[Job]:
     """The batch scripts among the files."""
     for file, script in files.scripts():
         held = {line for command in script.commands if command.heredoc for line in _lines(command.heredoc)}
-        if any(each.at.line not in held for each in script.directives):
+        lines = (number for number, line in enumerate(file.text.splitlines(), 1) if _DIRECTIVE.match(line))
+        if any(number not in held for number in lines):
             yield Job(file, script)
 
 
@@ -105,5 +107,5 @@ def srun_nodes(job: Job, srun: Arguments) -> int | None:
 
 
 def steps(job: Job) -> Iterator[CommandLine]:
-    """The commands of the script that start programs on ranks."""
-    yield from job.script.launches
+    """The commands of the script that start programs on ranks, but those over several kinds of node."""
+    yield from (command for command in job.script.launches if not command.components)

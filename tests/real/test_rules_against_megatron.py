@@ -31,11 +31,12 @@ CHECKOUT = os.environ.get("DSLAUNCH_MEGATRON_LM", "")
 """Folder of a checkout of NVIDIA/Megatron-LM at a tag core_vVERSION: its own parser then judges too."""
 _LATER = frozenset({
     "megatron.microbatches", "megatron.expert-grid", "megatron.expert-sequence-parallel", "megatron.tokenizer",
+    "megatron.schedule", "megatron.sources",
 })  # fmt: skip
 """What Megatron says after its arguments are validated."""
 
 _FORWARD = "first forward pass"
-_ARGUMENTS_ALONE = (_FORWARD, BUILT)
+_ARGUMENTS_ALONE = (_FORWARD, BUILT, "of the ramp-up, ")
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--disable-bias-linear": {"add_bias_linear": False, "bias_activation_fusion": False},

@@ -15,8 +15,11 @@ from tests.cases.load import Case, all_cases
 from tests.real.slurm import SlurmCluster
 from tests.real.slurm import slurm as slurm  # a fixture
 
-CASES = [case for case in all_cases() if case.rule.startswith("slurm.")]
-_REFUSED = frozenset({"slurm.unknown-option", "slurm.value", "slurm.script-form", "slurm.gpus-per-task"})
+CASES = [case for case in all_cases() if case.rule.startswith("slurm.") and "job.sbatch" in case.files]
+_REFUSED = frozenset({
+    "slurm.gpus-per-task", "slurm.het-array", "slurm.needs", "slurm.script-form", "slurm.stray-word",
+    "slurm.unknown-option", "slurm.value",
+})  # fmt: skip
 _OF_THE_SITE = ("node configuration is not available", "invalid partition specified")
 """What another cluster would take."""
 LINES = (
@@ -30,6 +33,23 @@ LINES = (
     "--export=ALL", "--hint=nomultithread",
 )  # fmt: skip
 """Options that this cluster can serve, among them those that sbatch doesn't read."""
+
+
+FORMS = (
+    "--mem=512 GB", "--mem=512G # all", "--nodes=2 - 4", "--nodes=2,", "--job-name=my job", "--job-name='my job'",
+    "--gres=gpu:a100:8", "--gres=gpu=8", "--gres=8", "--gpus-per-node=8:a100", "--gpus=a100", "--time=2 days",
+    "--time=1-12:00", "--mem=1.5T", "--mem=512GiB", "--exclusive=yes", "--exclusive=user", "--exclusive true",
+    "--mail-type=ALWAYS", "--mail-type=BEGIN,END", "--array=1-10%", "--array=[1-10]", "--signal=SIGUSR1@60",
+    "--signal=USR1@2m", "--begin=notime", "--begin=now+1hour", "--deadline=foo", "--switches=x", "--reboot=yes",
+    "--hint=foo", "--distribution=blocks", "--kill-on-invalid-dep=maybe", "--profile=foo", "--core-spec=x",
+    "--mincpus=a", "-t=10", "-N=2", "-J=x", "-c8 extra", "nodes=2", "\u2014nodes=2", "--comment=a b",
+    "--comment='a b' --nodes=2", "-N2 -n4 -t 10 #all", "--ntasks-per-socket=a", "--export=NONE",
+    "--gpus-per-task=1", "--gpus-per-task=1 --ntasks=8", "--gpus-per-task=1 --nodes=1", "--ntasks-per-gpu=1",
+    "--ntasks-per-gpu=1 --gres=gpu:8", "--gpus-per-socket=1", "--gpus-per-socket=1 --sockets-per-node=2",
+    "--mem-per-gpu=4G", "--mem-per-gpu=4G --gpus=1", "--cpus-per-task=2 --cpus-per-gpu=2 --gpus=1",
+    "--gpus=4 --nodes=8", "--nodes=4-2", "--ntasks=0", "--cpus-per-task=0", "--ntasks-per-node=0",
+)  # fmt: skip
+"""Lines in the forms that people write, each shown to sbatch alone."""
 
 
 def refused_by_us(name: str, text: str) -> list[str]:
@@ -68,6 +88,24 @@ def test_generated_directives_are_judged_as_sbatch_judges_them(slurm: SlurmClust
         seen[bool(raised)] += 1
     print(f"{sum(seen)} scripts: {seen[0]} taken, {seen[1]} refused by both")
     assert min(seen) > 20
+
+
+def test_forms_are_judged_as_sbatch_judges_them(slurm: SlurmCluster, tmp_path: Path) -> None:
+    for line in FORMS:
+        text = f"#!/bin/bash\n#SBATCH {line}\nhostname\n"
+        raised = refused_by_sbatch(slurm, tmp_path, text)
+        assert bool(refused_by_us("job.sbatch", text)) == bool(raised), (line, raised)
+
+
+@pytest.mark.parametrize(("option", "refused"), [("--ntasks-per-nodes=8", True), ("--cpus-per-ta=1", False)])
+def test_a_misspelt_option_of_srun_is_refused(slurm: SlurmCluster, option: str, refused: bool) -> None:
+    done = subprocess.run(
+        ["srun", "--immediate=5", option, "true"], env=slurm.environ, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert ("unrecognized option" in done.stderr) == refused, done.stderr
+    files = read_fileset({"run.sh": f"#!/bin/bash\nsrun {option} python train.py\n"})
+    assert bool(list(rules()["slurm.srun-option"].check(None, files, Settings()))) == refused
 
 
 @pytest.mark.parametrize(("each", "refused"), [(1, True), (8, False)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,11 @@ from tests.real.parts import need
 
 need("transformers", "accelerate", "deepspeed")
 
+from accelerate.utils import DistributedType  # noqa: E402
+
+from dslaunch.files.fileset import read_fileset  # noqa: E402
 from dslaunch.rules import check  # noqa: E402
+from dslaunch.rules.settings import Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
 from tests.real.explained import leads_to  # noqa: E402
 
@@ -24,7 +31,9 @@ def found(case: Case) -> set[str]:
     return {finding.rule for finding in check(None, case.fileset(), case.settings)}
 
 
-@pytest.mark.parametrize("rule", ["huggingface.together", "huggingface.removed"])
+@pytest.mark.parametrize(
+    "rule", ["huggingface.argument", "huggingface.removed", "huggingface.together", "huggingface.value"]
+)
 def test_arguments_are_judged_as_the_trainer_judges_them(rule: str) -> None:
     import transformers
 
@@ -91,3 +100,43 @@ def test_a_section_for_another_type_is_not_read(tmp_path: Path) -> None:
         given = [name for name in unread if file.get(name)]
         assert ("accelerate.kind" in found(case)) == any(unread[name] for name in given), case.name
         assert ("ACCELERATE_DEEPSPEED_ZERO_STAGE" in environment) == arguments.use_deepspeed
+
+
+def test_meshes_are_judged_as_accelerate_judges_them() -> None:
+    from accelerate.parallelism_config import ParallelismConfig
+
+    trainer = SimpleNamespace(
+        multi_device=True, num_processes=8, is_fsdp2=True, is_main_process=False,
+        distributed_type=DistributedType.FSDP,
+    )  # fmt: skip
+    for case in of("accelerate.parallelism", "accelerate.yaml"):
+        (file,) = case.fileset().files
+        given = file.get("parallelism_config").items()
+        sizes = {name.removeprefix("parallelism_config_"): size for name, size in given}
+        try:
+            ParallelismConfig(**sizes)._validate_accelerator(trainer)
+            raised = None
+        except ValueError as error:
+            raised = error
+        assert ("accelerate.parallelism" in found(case)) == (raised is not None), (case.name, raised)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"save_strategy": "best"}, "huggingface.together"), ({"report_to": "wand"}, "huggingface.value"),
+        ({"log_level": "warn"}, "huggingface.value"),
+        ({"save_strategy": "best", "metric_for_best_model": "loss"}, ""),
+    ],
+)  # fmt: skip
+def test_the_trainer_refuses_some_itself(tmp_path: Path, given: dict[str, str], rule: str) -> None:
+    import torch
+    import transformers
+
+    files = read_fileset({"hf_args.json": json.dumps({"per_device_train_batch_size": 4, **given})})
+    said = {finding.rule for finding in check(None, files, Settings())}
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises((KeyError, ValueError)) if rule else contextlib.nullcontext():
+        transformers.Trainer(model=model, args=arguments)
+    assert ({rule} if rule else set()) == said
