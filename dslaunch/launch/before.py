@@ -89,16 +89,18 @@ def target_of(request: LaunchRequest, launcher: str) -> Target:
         port = request.environ.get("MASTER_PORT", port)
     script, per_part = plan.program.script, plan.cluster.gpus_per_node
     folder = plan.files.checkpoint_dir
+    hosts = _hosts(request, way)
     return Target(
         plan=plan,
         preflight=preflight_from_json(text),
         way=way,
-        hosts=_hosts(request, way),
+        hosts=hosts,
         python=python,
         script=str(request.absolute(script)) if script and not plan.launcher.stage_to else "",
         checkpoint_dir=str(request.absolute(folder) if folder else request.run_dir / "checkpoints"),
         port=int(port),
-        host_memory_gib=_host_memory(request.files) * max(plan.cluster.slots, default=per_part) / per_part,
+        launch_hosts=hosts,
+        host_memory_gib=_host_memory(request.files) * max(plan.cluster.by_host) / per_part,
     )
 
 
@@ -107,10 +109,16 @@ def _hosts(request: LaunchRequest, way: Way) -> tuple[str, ...]:
         return (socket.gethostname(),)
     if way == "ssh":
         return hosts_of(request)
-    nodes = request.environ["SLURM_JOB_NODELIST"]
+    nodes = ",".join(_components(request.environ)) or request.environ["SLURM_JOB_NODELIST"]
     words = ["scontrol", "show", "hostnames", nodes]
     listed = subprocess.run(words, env=dict(request.environ), capture_output=True, text=True, check=True)
     return tuple(listed.stdout.split())
+
+
+def _components(environ: Mapping[str, str]) -> list[str]:
+    """The nodes of each component of a heterogeneous job, as SLURM writes them; none in another job."""
+    count = int(environ.get("SLURM_HET_SIZE", "0"))
+    return [environ[f"SLURM_JOB_NODELIST_HET_GROUP_{at}"] for at in range(count)]
 
 
 def _host_memory(files: Mapping[str, str]) -> float:

@@ -16,6 +16,7 @@ from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.stage import check_stage
 from dslaunch.planfile import Plan
 from dslaunch.render import launch_blocker
+from dslaunch.render.slurm import component_blocker
 from dslaunch.run.tracking import missing
 
 _COMMANDS = {
@@ -58,11 +59,14 @@ def check(request: LaunchRequest, launcher: str) -> None:
     check_hostfile(request.plan, request.work_dir)
     check_stage(request, launcher)
     nodes = request.plan.cluster.nodes
-    if request.plan.cluster.slots and launcher not in ("ssh", ""):
+    if request.plan.cluster.slots and launcher not in ("ssh", "slurm", ""):
         raise ConfigError(
-            f"launcher.name={launcher}: hosts with unequal numbers of GPUs (cluster.mixed) are launched over ssh. "
-            "Use launcher=ssh, or as many GPUs on each host: cluster=NODESxGPUSxTYPE"
+            f"launcher.name={launcher}: hosts with unequal numbers of GPUs (cluster.mixed) are launched over ssh "
+            "and by SLURM. Use launcher=ssh or launcher=slurm, or as many GPUs on each host: "
+            "cluster=NODESxGPUSxTYPE"
         )
+    if launcher == "slurm" and (why := component_blocker(request.plan)):
+        raise ConfigError(why)
     if launcher == "local" and nodes > 1:
         raise ConfigError(
             f"launcher.name=local: the plan has {nodes} nodes, this machine is one. Use launcher=slurm or "

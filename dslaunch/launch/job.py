@@ -21,7 +21,7 @@ from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute
 from dslaunch.launch.supervised import Attempt, record, run_attempt
 from dslaunch.launch.universal import Place, convert_newest
-from dslaunch.planfile import Plan, plan_from_json
+from dslaunch.planfile import ClusterPlan, Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
 from dslaunch.run.causes import Ending, Evidence
 from dslaunch.run.folder import verify, write_file
@@ -29,7 +29,7 @@ from dslaunch.run.generations import complete
 from dslaunch.run.notify import Notifier, notifier
 from dslaunch.run.now import STOP
 from dslaunch.run.policy import Decision, Past, decide, policies
-from dslaunch.run.slurm_jobs import ask, end_steps, own_job
+from dslaunch.run.slurm_jobs import ask, components, end_steps, own_job
 from dslaunch.run.state import append_event, read_events
 from dslaunch.run.supervise import pause
 
@@ -53,25 +53,27 @@ class Nodes:
     bad: tuple[str, ...] = ()
     overlapping: bool = False
     """A step that SLURM cannot see the end of still counts as using its nodes."""
+    components: tuple[int, ...] = ()
+    """Nodes of each component of a heterogeneous job, in rank order; it has no spare ones."""
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """The nodes of the next start, in rank order."""
         return tuple(name for name in self.all if name not in self.bad)[: self.wanted]
 
-    def without(self, ending: Ending, per_node: int) -> Nodes:
+    def without(self, ending: Ending, cluster: ClusterPlan) -> Nodes:
         """The same without the node where `ending` began, where a spare one waits and that one is known."""
-        after = self.lacking(ending, per_node)
+        after = self.lacking(ending, cluster)
         return after if len(after.chosen) == self.wanted else self
 
-    def lacking(self, ending: Ending, per_node: int) -> Nodes:
+    def lacking(self, ending: Ending, cluster: ClusterPlan) -> Nodes:
         """The same without the node where `ending` began, where that is known: fewer, if no spare one waits."""
-        name = self._node(ending, per_node)
+        name = self._node(ending, cluster)
         return replace(self, bad=(*self.bad, name)) if name else self
 
-    def _node(self, ending: Ending, per_node: int) -> str:
+    def _node(self, ending: Ending, cluster: ClusterPlan) -> str:
         if ending.rank is not None:
-            return self.chosen[ending.rank // per_node]
+            return self.chosen[cluster.host_of(ending.rank)]
         return ending.host if ending.host in self.chosen else ""
 
 
@@ -81,7 +83,8 @@ def supervise_job(argv: Sequence[str], job: str, run_dir: Path) -> int:
     where = run_dir / "plan.json"
     plan = plan_from_json(where.read_text(encoding="utf-8"), str(where))
     outside = notifier(run_dir, plan, _say)
-    nodes = Nodes(tuple(os.environ["DSLAUNCH_NODES"].split()), plan.cluster.nodes)
+    named, cluster = tuple(os.environ["DSLAUNCH_NODES"].split()), plan.cluster
+    nodes = Nodes(named, len(cluster.by_host), components=cluster.kinds)
     plan, nodes = _fitted(run_dir, plan, nodes, f"job {job} has {len(nodes.all)} nodes")
     past = _earlier(run_dir)
     while True:
@@ -104,10 +107,10 @@ def supervise_job(argv: Sequence[str], job: str, run_dir: Path) -> int:
         record(run_dir, number, attempt, decision, outside)
         if decision.action not in ("retry", "retry_elsewhere") or attempt.ended.stopped_by:
             return _give_up(run_dir, ending, decision, attempt, outside)
-        nodes = replace(nodes, overlapping=nodes.overlapping or not end_steps(job))
+        nodes = replace(nodes, overlapping=nodes.overlapping or not end_steps(components(os.environ) or (job,)))
         elsewhere = decision.action == "retry_elsewhere"
         leave = nodes.lacking if _shrinks(plan, ending) else nodes.without
-        after = leave(ending, plan.cluster.gpus_per_node) if elsewhere else nodes
+        after = leave(ending, plan.cluster) if elsewhere else nodes
         left_out = f", without {after.bad[-1]}" if after is not nodes else ""
         _say(
             f"attempt {number} ended: {ending.why}. {decision.why}; again in {decision.wait_s:.0f} s{left_out}"
@@ -175,6 +178,22 @@ def _rendezvous(plan: Plan, nodes: Nodes, number: int) -> dict[str, str]:
 
 def _step(argv: Sequence[str], run_dir: Path, number: int, nodes: Nodes) -> Execute:
     """srun on the chosen nodes; `argv` begins with `srun`, and may name the first nodes that were chosen."""
+    logs = logs_of(run_dir, number)
+    logs.mkdir(parents=True, exist_ok=True)
+    words = _over_components(argv, nodes) if nodes.components else _over_nodes(argv, run_dir, nodes)
+    return Execute(words, Path.cwd(), {}, logs / LOG)
+
+
+def _over_components(argv: Sequence[str], nodes: Nodes) -> tuple[str, ...]:
+    """As it stands: every component's nodes are all used."""
+    if not nodes.overlapping:
+        return tuple(argv)
+    # After the option that names each component, whose first it is.
+    each = ((word, "--overlap") if word.startswith("--het-group=") else (word,) for word in argv)
+    return tuple(word for words in each for word in words)
+
+
+def _over_nodes(argv: Sequence[str], run_dir: Path, nodes: Nodes) -> tuple[str, ...]:
     options = [word for word in argv[1:] if not word.startswith(("--nodelist=", "--nodes=", "--ntasks="))]
     # Without --ntasks srun takes SLURM_NTASKS, which counts the nodes that the job began with.
     shape = [f"--nodes={len(nodes.chosen)}", f"--ntasks={len(nodes.chosen) * _per_node(options)}"]
@@ -183,10 +202,7 @@ def _step(argv: Sequence[str], run_dir: Path, number: int, nodes: Nodes) -> Exec
     else:
         shape = [f"--nodelist={','.join(nodes.chosen)}", *shape]
     ours = [*shape, *(["--overlap"] if nodes.overlapping else [])]
-    words = (argv[0], *ours, *options)
-    logs = logs_of(run_dir, number)
-    logs.mkdir(parents=True, exist_ok=True)
-    return Execute(words, Path.cwd(), {}, logs / LOG)
+    return (argv[0], *ours, *options)
 
 
 def _write_order(options: Sequence[str], run_dir: Path, nodes: Nodes) -> None:

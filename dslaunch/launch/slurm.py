@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Mapping
 
 from dslaunch.errors import ConfigError
 from dslaunch.launch.request import LaunchRequest
@@ -19,9 +21,11 @@ _JOB_NAMES = (
     "SLURM_NNODES", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION",
     "SLURM_JOB_ACCOUNT", "SLURM_JOB_QOS", "SLURM_JOB_UID", "SLURM_JOB_GID", "SLURM_JOB_USER", "SLURM_JOB_GPUS",
     "SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME", "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_SUBMIT_DIR",
-    "SLURM_SUBMIT_HOST", "SLURM_WORKING_CLUSTER",
+    "SLURM_SUBMIT_HOST", "SLURM_WORKING_CLUSTER", "SLURM_HET_SIZE",
 )  # fmt: skip
 """What describes the allocation. The other SLURM_* are options, or a step's, and would mislead the srun."""
+_COMPONENT = re.compile(r"_HET_GROUP_\d+$")
+"""Ends the name of what describes one component of a heterogeneous job."""
 
 
 def prepare(request: LaunchRequest) -> list[Step]:
@@ -69,11 +73,12 @@ def _submitted(request: LaunchRequest) -> dict[str, str]:
 
 
 def _in_allocation(request: LaunchRequest) -> Execute:
-    nodes = request.environ.get("SLURM_JOB_NUM_NODES", "")
-    if nodes != str(request.plan.cluster.nodes):
+    has, wanted = _allocated(request.environ), request.plan.cluster.kinds or (request.plan.cluster.nodes,)
+    if has != tuple(map(str, wanted)):
+        several = f" in {len(wanted)} components" if len(wanted) > 1 else ""
         raise ConfigError(
-            f"launcher.name=slurm: allocation {request.environ['SLURM_JOB_ID']} has {nodes or 'unknown'} nodes, "
-            f"the plan {request.plan.cluster.nodes}. Plan for this allocation, or launch outside of it"
+            f"launcher.name=slurm: allocation {request.environ['SLURM_JOB_ID']} has {' + '.join(has)} nodes, "
+            f"the plan {' + '.join(map(str, wanted))}{several}. Plan for this allocation, or launch outside of it"
         )
     return Execute(
         argv=("bash", "job.sbatch"),
@@ -81,5 +86,16 @@ def _in_allocation(request: LaunchRequest) -> Execute:
         # The allocation is the user's own: it is not put back into the queue.
         env={**_variables(request), "DSLAUNCH_REQUEUE": "0", "DSLAUNCH_SUPERVISOR": ""},
         log=request.logs / "launcher.log",
-        unset=tuple(sorted(n for n in request.environ if n.startswith("SLURM") and n not in _JOB_NAMES)),
+        unset=tuple(sorted(n for n in request.environ if n.startswith("SLURM") and not _describes(n))),
     )
+
+
+def _allocated(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Nodes of the allocation; of a heterogeneous one, those of each component."""
+    count = int(environ.get("SLURM_HET_SIZE", "0"))
+    names = [f"SLURM_JOB_NUM_NODES_HET_GROUP_{at}" for at in range(count)] or ["SLURM_JOB_NUM_NODES"]
+    return tuple(environ.get(name) or "unknown" for name in names)
+
+
+def _describes(name: str) -> bool:
+    return _COMPONENT.sub("", name) in _JOB_NAMES

@@ -47,7 +47,8 @@ def launch_sweep(runs: Sequence[Planned], sweep: Sweep, root: Path, at_once: int
     """
     folder = sweep_folder(root, runs[0].plan.name)
     launchers = {choose(each.plan, os.environ) for each in runs}
-    if launchers == {"slurm"} and not os.environ.get("SLURM_JOB_ID"):
+    arrays_allowed = not any(each.plan.cluster.kinds for each in runs)  # SLURM has none of heterogeneous jobs
+    if launchers == {"slurm"} and not os.environ.get("SLURM_JOB_ID") and arrays_allowed:
         return _through_slurm(runs, sweep, folder, at_once, how)
     if how.detach:
         raise ConfigError(

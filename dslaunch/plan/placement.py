@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dslaunch.schema.cluster import Slots
 from dslaunch.schema.config import RunConfig
 
 
@@ -25,4 +26,13 @@ def placement(config: RunConfig) -> tuple[str, ...]:
         lines.append(f"--reservation={slurm.reservation}: its nodes alone")
     if slurm.rank_order == "switches" and not cluster.switches:
         lines.append("--distribution=arbitrary: ranks fill one leaf switch after the other, by SLURM's topology")
+    if cluster.kinds and config.launcher.name in ("auto", "slurm"):
+        kinds = ", then ".join(_kind(each) for each in cluster.kinds)
+        lines.append(f"#SBATCH hetjob: one job of {len(cluster.kinds)} components, ranks on {kinds}")
     return tuple(lines)
+
+
+def _kind(kind: Slots) -> str:
+    where = f" in {kind.partition}" if kind.partition else ""
+    which = f" with {kind.constraint}" if kind.constraint else ""
+    return f"{kind.nodes} node{'s' if kind.nodes > 1 else ''} x {kind.gpus} GPUs{where}{which}"

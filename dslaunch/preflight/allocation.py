@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dslaunch.preflight.target import Target
@@ -34,12 +35,12 @@ def run_python(target: Target, text: str, limit_s: float) -> dict[str, Answer]:
 
 def _step(target: Target, folder: str, limit_s: float) -> tuple[bool, str]:
     """Run the step; whether it ended within its limit, and what srun itself complained of."""
-    nodes = len(target.hosts)
-    options = [
-        f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--nodelist={','.join(target.hosts)}",
-        "--overlap", "--kill-on-bad-exit=0", "--mpi=none", "--export=ALL", "--input=none", "--cpu-bind=none",
-    ]  # fmt: skip
-    command = ["srun", *options, "sh", "-c", _RUN, target.python, folder]
+    command = ["srun"]
+    for at, hosts in enumerate(target.components):
+        if hosts:
+            command += [":"] if len(command) > 1 else []
+            command += [f"--het-group={at}"] if len(target.components) > 1 else []
+            command += [*_options(hosts), "sh", "-c", _RUN, target.python, folder]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -51,6 +52,14 @@ def _step(target: Target, folder: str, limit_s: float) -> tuple[bool, str]:
         process.terminate()
         _, err = process.communicate()
         return False, err.decode(errors="replace")
+
+
+def _options(hosts: Sequence[str]) -> list[str]:
+    nodes = len(hosts)
+    return [
+        f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}",
+        "--overlap", "--kill-on-bad-exit=0", "--mpi=none", "--export=ALL", "--input=none", "--cpu-bind=none",
+    ]  # fmt: skip
 
 
 def _answer(folder: Path, host: str, seconds: float, missing: int | None, complaint: str) -> Answer:

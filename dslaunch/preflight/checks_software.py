@@ -28,7 +28,7 @@ def needed(host: Host, target: Target) -> Iterator[Hit]:
 
 def programs(host: Host, target: Target) -> Iterator[Hit]:
     """What a profiled rank is started under, on the hosts of such ranks."""
-    profiled = {target.hosts[rank // target.plan.cluster.gpus_per_node] for rank in target.plan.profile.ranks}
+    profiled = {target.hosts[target.plan.cluster.host_of(rank)] for rank in target.plan.profile.ranks}
     if target.container or host.name not in profiled:
         return
     for name, place in host.said.get("software", {}).get("programs", {}).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from dslaunch.planfile import Plan, PreflightPlan
@@ -30,6 +31,8 @@ class Target:
     """Of the rendezvous; 0 where it is chosen at launch."""
     host_memory_gib: float = 0.0
     """Predicted need of one node; 0: unknown."""
+    launch_hosts: tuple[str, ...] = ()
+    """All hosts of the launch, where `hosts` are some of them."""
 
     @property
     def gpus(self) -> bool:
@@ -53,7 +56,20 @@ class Target:
     def gpus_on(self, name: str) -> int:
         """GPUs that ranks use on a host."""
         slots = self.plan.cluster.slots
-        return slots[self.names.index(name.rpartition("@")[2])] if slots else self.plan.cluster.gpus_per_node
+        if not slots:
+            return self.plan.cluster.gpus_per_node
+        names = [host.rpartition("@")[2] for host in self.launch_hosts or self.hosts]
+        return slots[names.index(name.rpartition("@")[2])]
+
+    @property
+    def components(self) -> tuple[tuple[str, ...], ...]:
+        """Those of `hosts` that stand in each component of a heterogeneous SLURM job; one in any other."""
+        sizes = self.plan.cluster.kinds
+        if not sizes or self.way != "srun":
+            return (self.hosts,)
+        ends = list(accumulate(sizes))
+        within = [self.launch_hosts[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        return tuple(tuple(host for host in self.hosts if host in part) for part in within)
 
     @property
     def several(self) -> bool:

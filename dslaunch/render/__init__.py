@@ -66,6 +66,8 @@ def render(
         files["torch.json"] = to_json(torch_settings(plan, config))
     if ctx.profile:
         files[profile.FILE] = profile.profiled_program()
+    if ctx.bind_cpus:
+        files[profile.CORES] = profile.binding_program()
     if ctx.counters:
         files[profile.COUNTERS] = profile.counting_program()
     if config.engine.huggingface:

@@ -77,6 +77,8 @@ class Context:
     carried: tuple[Variable, ...]
     """Those of `variables` that DeepSpeed's runner carries to other hosts."""
     pass_env: tuple[str, ...]
+    bind_cpus: bool
+    """cores.py keeps each rank to cores of its own."""
     subnet: str
     """The IPv4 network whose interface NCCL and Gloo use on each host; empty: they choose."""
     slurm: SlurmContext
@@ -121,6 +123,7 @@ def context(plan: Plan, config: RunConfig, ds_config: bool) -> Context:
         variables=environment,
         carried=carried(environment),
         pass_env=passed_names(plan),
+        bind_cpus=plan.launcher.bind_cpus,
         subnet=plan.launcher.subnet,
         slurm=slurm_context(plan, config),
         preflight=config.preflight.enabled,

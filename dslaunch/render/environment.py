@@ -16,7 +16,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # deepspeed/launcher/multinode_runner.py:add_export, 0.19.8: a value is stripped, and put in double quotes
 # where it holds an unusual character; pdsh then replaces %-sequences, and a remote shell reads the line.
 _CARRIED = re.compile(r"(?! )[A-Za-z0-9_@+=:,./ -]*(?<! )")
-_DEEPSPEED_ENGINES = frozenset({"deepspeed", "native"})
+# Megatron-DeepSpeed too: megatron/initialize.py calls deepspeed.init_distributed(), not with its own
+# --distributed-timeout-minutes; deepspeed/constants.py reads DEEPSPEED_TIMEOUT (0.19.8).
+_DEEPSPEED_ENGINES = frozenset({"deepspeed", "native", "megatron_deepspeed"})
 _BLACKWELL = re.compile(r"(GB|B)\d")
 
 
@@ -109,8 +111,7 @@ def _check_visible(name: str, value: str, plan: Plan) -> None:
 
 
 def _needed(plan: Plan, config: RunConfig) -> list[Variable]:
-    cores = max(1, config.cluster.node.cpu_cores // plan.cluster.gpus_per_node)
-    found = [Variable("OMP_NUM_THREADS", str(cores), "the node's cores, shared out among its ranks")]
+    found = [_threads(plan, config)]
     if plan.cluster.accelerator == "cpu":
         found.append(Variable("DS_ACCELERATOR", "cpu", "DeepSpeed looks no further for a device"))
     if plan.engine.name in _DEEPSPEED_ENGINES:
@@ -123,6 +124,14 @@ def _needed(plan: Plan, config: RunConfig) -> list[Variable]:
         reason = "Megatron stops without it where tp or cp is above 1, before Blackwell"
         found.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", reason))
     return found
+
+
+def _threads(plan: Plan, config: RunConfig) -> Variable:
+    given = config.launcher.slurm.cpus_per_task if plan.launcher.name in ("auto", "slurm") else None
+    if given:
+        return Variable("OMP_NUM_THREADS", str(given), "launcher.slurm.cpus_per_task: cores of a rank")
+    cores = max(1, config.cluster.node.cpu_cores // plan.cluster.gpus_per_node)
+    return Variable("OMP_NUM_THREADS", str(cores), "the node's cores, shared out among its ranks")
 
 
 def _one_connection(plan: Plan) -> bool:

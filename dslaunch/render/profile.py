@@ -12,6 +12,8 @@ FILE = "profiled.py"
 """Written into the run folder where ranks are profiled."""
 COUNTERS = "gpus.py"
 """Written into the run folder where a host's GPUs are watched."""
+CORES = "cores.py"
+"""Written into the run folder where ranks are kept to cores."""
 _STEPS_BY_PARTS = frozenset({"deepspeed", "native", "megatron_deepspeed"})
 """Engines under which DeepSpeed's engine tells the steps."""
 
@@ -52,6 +54,11 @@ def profiled_program() -> str:
 def counts(plan: Plan) -> bool:
     """Whether GPUs are watched: NVIDIA's, unless nsys has their counters."""
     return plan.cluster.accelerator == "cuda" and plan.profile.kind != "nsys"
+
+
+def binding_program() -> str:
+    """The text of cores.py."""
+    return Path(__file__).with_name(CORES).read_text(encoding="utf-8")
 
 
 def counting_program() -> str:

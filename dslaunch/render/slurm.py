@@ -4,18 +4,23 @@ A task is a rank, or a node where launcher.runner names another runner. GPUs are
 every GPU cluster's select plugin takes; every task of a node sees all of its GPUs, and LOCAL_RANK picks one. srun
 gets --cpus-per-task again, for since SLURM 22.05 it does not inherit it from sbatch, and --mpi=none, since ranks
 find one another over MASTER_ADDR.
+
+Hosts of several kinds (cluster.mixed) are the components of a heterogeneous job, one srun over all of them: its
+tasks are numbered through, and SLURM_NTASKS counts them all (SLURM 22.05, run; SchedMD/slurm:doc/html/
+heterogeneous_jobs.shtml). SLURM hands some options of a component on to the next; what is asked for is repeated.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.hosts import expanded
 from dslaunch.planfile import Plan
 from dslaunch.render.program import RUN_DIR
+from dslaunch.schema.cluster import Slots
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.launch import Container
 
@@ -25,11 +30,18 @@ _SETTINGS = (
     "comment", "mem",
 )  # fmt: skip
 _APPTAINER_GPUS = {"cuda": ["--nv"], "rocm": ["--rocm"], "cpu": []}
-_UNEQUAL = (
-    "hosts with unequal numbers of GPUs (cluster.mixed) are launched over ssh: SLURM gives each node of a job "
-    "as many"
-)
 WORK_DIR = '"$DSLAUNCH_WORK_DIR"'
+
+
+@dataclass(frozen=True)
+class SlurmComponent:
+    """A component of a heterogeneous job."""
+
+    nodes: int
+    directives: tuple[str, ...]
+    """Options of sbatch, each ready to stand after `#SBATCH `."""
+    srun: tuple[str, ...]
+    """Options of srun, each a shell word."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,8 @@ class SlurmContext:
     tasks_per_node: int
     blocker: str
     """Why the job cannot start, in a sentence; empty where it can."""
+    components: tuple[SlurmComponent, ...] = ()
+    """Of a heterogeneous job, in rank order; the first has `directives` and `srun`. Empty for any other job."""
 
 
 def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
@@ -74,9 +88,11 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
     for line in slurm.setup:
         _one_line("launcher.slurm.setup", line)
     _check_segment(plan, config)
+    first, *others = _components(plan, config)
+    first = replace(first, directives=(*first.directives, *slurm.sbatch_extra))
     return SlurmContext(
-        directives=(*_directives(plan, config), *slurm.sbatch_extra),
-        srun=(*_srun(plan, config), *_pyxis(container)),
+        directives=first.directives,
+        srun=first.srun,
         wrapper=_apptainer(container, plan.cluster.accelerator),
         task=("bash", f'"$DSLAUNCH_RUN_DIR/{"launch" if _by_node(plan) else "rank"}.sh"', "slurm"),
         work_dir=shlex.quote(container.workdir) if container.kind != "none" and container.workdir else "",
@@ -87,9 +103,35 @@ def slurm_context(plan: Plan, config: RunConfig) -> SlurmContext:
         spare_nodes=slurm.spare_nodes,
         ordered=_ordered(config),
         leaves=_leaves(config),
-        blocker=_UNEQUAL if plan.cluster.slots else "",
+        blocker=component_blocker(plan),
         tasks_per_node=1 if _by_node(plan) else plan.cluster.gpus_per_node,
+        components=(first, *others) if others else (),
     )
+
+
+def component_blocker(plan: Plan) -> str:
+    """What a heterogeneous job cannot do, in a sentence; empty where it can start, or is none."""
+    if not plan.cluster.kinds or not plan.cluster.switches:
+        return ""
+    return (
+        "cluster.switches orders the ranks, and a heterogeneous job (cluster.mixed) has those of one kind of host "
+        "after another. Take cluster.switches out, or use launcher=ssh"
+    )
+
+
+def _components(plan: Plan, config: RunConfig) -> list[SlurmComponent]:
+    """One for each kind of host, in rank order."""
+    slurm, cluster = config.launcher.slurm, plan.cluster
+    kinds = config.cluster.kinds or (Slots(nodes=cluster.nodes, gpus=cluster.gpus_per_node),)
+    found = []
+    for at, kind in enumerate(kinds):
+        component = [f"--het-group={at}"] if len(kinds) > 1 else []
+        # Of the leading component alone, which has the batch script; a requeue is for all of them.
+        leading = ("--job-name", "--output", "--open-mode")
+        directives = [line for line in _directives(plan, config, kind) if not (at and line.startswith(leading))]
+        srun = (*component, *_srun(plan, config, kind), *_pyxis(config.launcher.container))
+        found.append(SlurmComponent(kind.nodes + slurm.spare_nodes, tuple(directives), srun))
+    return found
 
 
 def _ordered(config: RunConfig) -> str:
@@ -135,15 +177,21 @@ def _by_node(plan: Plan) -> bool:
     return plan.launcher.runner in ("torchrun", "deepspeed")
 
 
-def _shape(plan: Plan, config: RunConfig) -> list[str]:
-    """Options of sbatch and srun alike: nodes, tasks of a node, cores of a task."""
-    ranks, cores = plan.cluster.gpus_per_node, _cpus(plan, config)
-    tasks, cores = (1, ranks * cores) if _by_node(plan) else (ranks, cores)
-    return [f"--nodes={plan.cluster.nodes}", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}"]
+def _shape(plan: Plan, config: RunConfig, kind: Slots) -> list[str]:
+    """Options of srun: nodes, tasks, tasks of a node, cores of a task."""
+    cores = _cpus(plan, config)
+    tasks, cores = (1, kind.gpus * cores) if _by_node(plan) else (kind.gpus, cores)
+    return [
+        f"--nodes={kind.nodes}", f"--ntasks={kind.nodes * tasks}", f"--ntasks-per-node={tasks}",
+        f"--cpus-per-task={cores}",
+    ]  # fmt: skip
 
 
 def _cpus(plan: Plan, config: RunConfig) -> int:
-    """CPU cores per rank; raises ConfigError where those of a node's ranks are more than it has."""
+    """CPU cores per rank; raises ConfigError where those of a node's ranks are more than it has.
+
+    Of hosts with unequal numbers of GPUs `node` is the part of one.
+    """
     cores, ranks = config.cluster.node.cpu_cores, plan.cluster.gpus_per_node
     given = config.launcher.slurm.cpus_per_task
     if given and given * ranks > cores:
@@ -154,26 +202,27 @@ def _cpus(plan: Plan, config: RunConfig) -> int:
     return given or max(1, cores // ranks)
 
 
-def _directives(plan: Plan, config: RunConfig) -> list[str]:
-    """Sorted by what they are about: the job, its shape, its queue. Empty settings are left to the site."""
+def _directives(plan: Plan, config: RunConfig, kind: Slots) -> list[str]:
+    """Of one kind of host, by what they are about: the job, its shape, its queue. Empty ones are the site's."""
     slurm, cluster = config.launcher.slurm, plan.cluster
     found = [
         f"--job-name={plan.name}",
         "--output=slurm-%j.out",
-        f"--nodes={cluster.nodes + slurm.spare_nodes}",
-        f"--ntasks-per-node={cluster.gpus_per_node}",
+        f"--nodes={kind.nodes + slurm.spare_nodes}",
+        f"--ntasks-per-node={kind.gpus}",
         f"--cpus-per-task={_cpus(plan, config)}",
         # A job that SLURM starts again writes on in its log; without a number of times it is not started again.
         "--open-mode=append",
         "--requeue" if slurm.requeue else "--no-requeue",
     ]
     if cluster.accelerator != "cpu":
-        found.append(f"--gres=gpu:{cluster.gpus_per_node}")
+        found.append(f"--gres=gpu:{kind.gpus}")
     if slurm.exclusive:
         found.append("--exclusive")
     if slurm.spare_nodes or config.restart.elastic:
         found.append("--no-kill")  # the job outlives a node that fails
-    values = {name: getattr(slurm, name) for name in _SETTINGS}
+    own = {"partition": kind.partition, "constraint": kind.constraint}
+    values = {name: own.get(name) or getattr(slurm, name) for name in _SETTINGS}
     found += [f"--{name}={_directive_value(name, str(value))}" for name, value in values.items() if value]
     if slurm.time and slurm.signal_before_s:
         found.append(f"--signal=TERM@{slurm.signal_before_s}")
@@ -199,11 +248,9 @@ def _one_line(key: str, text: str) -> str:
     return text
 
 
-def _srun(plan: Plan, config: RunConfig) -> list[str]:
-    nodes, per_node, cores = _shape(plan, config)
-    tasks = plan.cluster.nodes if _by_node(plan) else plan.world_size
+def _srun(plan: Plan, config: RunConfig, kind: Slots) -> list[str]:
     return [
-        *(nodes, f"--ntasks={tasks}", per_node, cores),
+        *_shape(plan, config, kind),
         *(["--distribution=arbitrary"] if _ordered(config) else []),
         "--kill-on-bad-exit=1",
         "--mpi=none",

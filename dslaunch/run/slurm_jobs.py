@@ -56,7 +56,8 @@ def ask(job: str) -> JobState:
     """
     answer = _answer("scontrol", "show", "job", "--oneliner", job)
     if answer.returncode == 0:
-        fields = dict(_FIELD.findall(answer.stdout))
+        # A heterogeneous job is a line a component; the first has the batch script, whose end is the job's.
+        fields = dict(_FIELD.findall(answer.stdout.splitlines()[0]))
         return JobState(fields["JobState"], fields["Reason"], _exit_status(fields["ExitCode"]))
     if "Invalid job id" not in answer.stderr:
         return JobState("no answer", answer.stderr.strip(), 0)
@@ -72,14 +73,20 @@ def ask(job: str) -> JobState:
     return JobState(state.split()[0], "", _exit_status(exit_code))
 
 
-def end_steps(job: str) -> bool:
-    """SIGKILL to each step of a running job but the batch script's own; whether SLURM sees the end of all.
+def components(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The ids of this job's components where it is heterogeneous: SLURM lists and ends the steps of each apart."""
+    count = int(environ.get("SLURM_HET_SIZE", "0"))
+    return tuple(environ[f"SLURM_JOB_ID_HET_GROUP_{at}"] for at in range(count))
+
+
+def end_steps(jobs: Sequence[str]) -> bool:
+    """SIGKILL to each step of running jobs but a batch script's own; whether SLURM sees the end of all.
 
     A rank that is stopped outlives srun, which is ended before the rank is. Of a step on a node that is down SLURM
     never hears.
     """
     deadline = time.monotonic() + _STEP_LIMIT_S
-    listing = ("squeue", "--noheader", "--steps", "--format=%i", "--jobs", job)
+    listing = ("squeue", "--noheader", "--steps", "--format=%i", "--jobs", ",".join(jobs))
     while steps := re.findall(r"^\d+(?:_\d+)?\.\d+$", _answer(*listing).stdout, re.MULTILINE):
         if time.monotonic() > deadline:
             return False

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from dslaunch.hosts import expanded
 from dslaunch.schema.base import NonNegativeFloat, Part, Positive, PositiveFloat, Texts
+from dslaunch.schema.slurm import Word
 
 
 def _leaves(value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -85,6 +86,10 @@ class Slots(Part):
     """GPUs in each of these hosts."""
     gpu: str = ""
     """Their cluster's name, such as A100-80GB, where it is another than the cluster's own."""
+    partition: Word = ""
+    """SLURM's partition of these hosts; launcher.slurm.partition where it is empty."""
+    constraint: Word = ""
+    """Features by which SLURM knows these hosts; launcher.slurm.constraint where it is empty."""
 
 
 class Cluster(Part):
@@ -107,7 +112,8 @@ class Cluster(Part):
     and then under the next, in launches over ssh and under SLURM."""
     mixed: Annotated[tuple[Slots, ...], Field(strict=False)] = ()
     """Hosts with unequal numbers of GPUs, such as [{nodes: 2, gpus: 8}, {nodes: 1, gpus: 4}]: they are planned as
-    equal parts, of as many GPUs as divide each host's, and launched over ssh. Different GPUs are never planned."""
+    equal parts, of as many GPUs as divide each host's, and launched over ssh or as a heterogeneous job of SLURM.
+    Hosts of other partitions or features may have equal numbers. Different GPUs are never planned."""
     price_per_gpu_hour: NonNegativeFloat | None = None
     """USD that one GPU costs for an hour."""
     price_source: str = ""
@@ -143,10 +149,26 @@ class Cluster(Part):
         return tuple(counts) if len(set(counts)) > 1 else ()
 
     @property
+    def kinds(self) -> tuple[Slots, ...]:
+        """Hosts that SLURM is asked for apart, in rank order: most GPUs first; empty where all are alike."""
+        alike: dict[tuple[int, str, str], int] = {}
+        for part in sorted(self.mixed, key=lambda part: -part.gpus):
+            key = (part.gpus, part.partition, part.constraint)
+            alike[key] = alike.get(key, 0) + part.nodes
+        if len(alike) < 2:
+            return ()
+        return tuple(
+            Slots(nodes=nodes, gpus=gpus, partition=partition, constraint=constraint)
+            for (gpus, partition, constraint), nodes in alike.items()
+        )
+
+    @property
     def slots(self) -> int:
         """GPUs used per node: all of them where fewer than a node were asked for; of unequal hosts, per part."""
         if unequal := self.unequal:
             return math.gcd(*unequal)
+        if self.mixed:
+            return self.mixed[0].gpus
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         return (
@@ -158,6 +180,8 @@ class Cluster(Part):
         """Nodes; of unequal hosts, parts."""
         if self.unequal:
             return sum(self.unequal) // self.slots
+        if self.mixed:
+            return sum(part.nodes for part in self.mixed)
         if self.nodes is not None:
             return self.nodes
         return self.gpus // self.slots if self.gpus is not None else self.available_nodes or 0
@@ -237,7 +261,8 @@ def _mixed_fault(cluster: Cluster) -> str:
         return (
             f"mixed: {' and '.join(kinds)} in one run are not planned for: every collective waits for the slower "
             f"GPU, and the smaller memory decides what fits. Plan a run for each (cluster= {alone}), or all "
-            f"{nodes} nodes as the GPU with less memory: cluster={nodes}x{least}xTYPE"
+            f"{nodes} nodes as the GPU with less memory: cluster={nodes}x{least}xTYPE, or cluster=TYPE and mixed "
+            "without gpu, where partition or constraint tells SLURM's nodes apart"
         )
     given = [key for key in ("gpus", "nodes", "gpus_per_node") if getattr(cluster, key) is not None]
     if given:
@@ -245,6 +270,9 @@ def _mixed_fault(cluster: Cluster) -> str:
     most = max(part.gpus for part in cluster.mixed)
     if most > cluster.node.gpus:
         return f"mixed: {most} GPUs in a host, but a node has {cluster.node.gpus} {cluster.gpu.name}"
-    if not cluster.unequal:
-        return f"mixed: every host has {least} GPUs. Write cluster={nodes}x{least}xTYPE"
+    if not cluster.kinds:
+        return (
+            f"mixed: every host has {least} GPUs. Write cluster={nodes}x{least}xTYPE, or give those of another "
+            "partition or constraint of SLURM's its name"
+        )
     return ""

@@ -208,6 +208,8 @@ class Launcher(Part):
     """Port of the rendezvous; chosen at launch where it is not given."""
     confirm_above: NonNegative = 64
     """On a terminal, launches on more GPUs than this ask first."""
+    bind_cpus: bool = False
+    """Keep each rank to cores of its own, of its GPU's NUMA node where the host tells; what SLURM binds stays."""
     pass_env: Texts = ()
     """Names of environment variables handed over from the launching shell; their values are written nowhere."""
     timeout_minutes: Annotated[float, Field(gt=0, le=_WEEK_MINUTES)] = 30.0

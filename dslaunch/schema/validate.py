@@ -71,7 +71,7 @@ def _over(below: Any, above: Any) -> Any:
 
 def _unequal_hosts(config: RunConfig, locate: Callable[[Sequence[str | int]], str]) -> list[str]:
     """What cannot be done with hosts that differ in their GPUs: put one in another's place, or leave some out."""
-    if not config.cluster.unequal:
+    if not config.cluster.mixed:
         return []
     wrong: list[Path] = []
     if config.goal.name in ("fewest_gpus", "deadline", "cost"):
@@ -80,8 +80,14 @@ def _unequal_hosts(config: RunConfig, locate: Callable[[Sequence[str | int]], st
         wrong.append(("restart", "elastic"))
     if config.restart.spares:
         wrong.append(("restart", "spares"))
+    slurm, one_kind = config.launcher.slurm, ("spare_nodes", "segment", "at_once")
+    wrong += [("launcher", "slurm", key) for key in one_kind if getattr(slurm, key)]
+    if slurm.rank_order == "switches":
+        wrong.append(("launcher", "slurm", "rank_order"))
+    if not slurm.exclusive:  # two components may share a node then
+        wrong.append(("launcher", "slurm", "exclusive"))
     return [
-        f"{locate(path)}: {_dotted(path)}: goes with hosts that are alike, and cluster.mixed names unequal ones. "
+        f"{locate(path)}: {_dotted(path)}: goes with hosts that are alike, and cluster.mixed names several kinds. "
         "Take it out, or plan for as many GPUs on each host: cluster=NODESxGPUSxTYPE"
         for path in wrong
     ]

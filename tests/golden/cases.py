@@ -57,6 +57,14 @@ CASES = {
         "recipe=llama3_8b", "cluster=64xH100", "strategy=hsdp", "script=train.py", "profile=nsys",
         "profile.ranks=[0,8]",
     ],
+    "vla_tiny_two_kinds": [
+        "recipe=vla_tiny", "cluster=A100", "launcher=slurm", "script=train.py", "module=",
+        "training.micro_batch=2",
+        "cluster.mixed=[{nodes: 2, gpus: 8, partition: big}, {nodes: 1, gpus: 4, constraint: small}]",
+        "training.global_batch=120", "launcher.slurm.partition=gpu", "launcher.slurm.time=12:00:00",
+        "launcher.slurm.signal_before_s=300", "launcher.slurm.requeue=2", "launcher.stage.from=.",
+        "launcher.stage.to=/local/scratch", "launcher.bind_cpus=true",
+    ],
 }  # fmt: skip
 """Folder of golden files -> words of the command line."""
 

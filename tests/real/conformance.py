@@ -85,6 +85,8 @@ class Site:
     """Of the user's shell."""
     nodes: int = 2
     per_node: int = 2
+    slots: tuple[int, ...] = ()
+    """Ranks of each host, in rank order, where they differ."""
     hosts: tuple[str, ...] = ()
     """Names of the hosts in rank order; none where all ranks are on this machine."""
     plain_paths: bool = False
@@ -98,7 +100,13 @@ class Site:
 
     @property
     def world(self) -> int:
-        return self.nodes * self.per_node
+        return len(self.places)
+
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Of each rank: its host, its number there, and how many the host has."""
+        slots = self.slots or (self.per_node,) * self.nodes
+        return [(host, local, size) for host, size in enumerate(slots) for local in range(size)]
 
     def left_of(self, folder: Path) -> dict[int, str]:
         """What should have ended, on any host."""
@@ -171,17 +179,17 @@ class Conformance:
         assert status == 0, output
         run = only_run(home / "runs")
         probes = [json.loads((run / f"probe-{rank}.json").read_text()) for rank in range(site.world)]
-        for rank, seen in enumerate(probes):
+        for rank, (seen, (host, local, size)) in enumerate(zip(probes, site.places, strict=True)):
             assert seen["argv"] == ["pro be's.py", *ARGUMENTS]
             assert seen["cwd"] == str(home)
             place = [seen[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
             assert place == [
-                str(number) for number in (rank, rank % site.per_node, site.world, site.per_node)
+                str(number) for number in (rank, local, site.world, size)
             ]
             assert (seen["NOTE"], seen["EMPTY"], seen["UNNAMED"] if site.hosts else None) == (NOTE, "", None)
             assert seen["SECRET"] == (SECRET if site.passes_secrets else None)
             if site.hosts:
-                assert seen["host"] == site.hosts[rank // site.per_node]
+                assert seen["host"] == site.hosts[host]
         assert len({(seen["MASTER_ADDR"], seen["MASTER_PORT"]) for seen in probes}) == 1
         texts = [path.read_text() for path in run.rglob("*") if path.is_file() and "probe-" not in path.name]
         assert not [text for text in texts if "two\nlines" in text]

@@ -182,6 +182,7 @@ def test_a_job_is_stopped_with_all_that_is_queued_behind_it_and_resumed(shell: S
     shell("stop", shell.run.name)
 
 
+@pytest.mark.slow
 def test_a_job_that_others_requeue_too_often_gives_up(shell: Shell, slurm: SlurmCluster) -> None:
     """What a preemption or a lost node does: SLURM itself starts the job again, and counts."""
     shell.launch({}, "launcher.slurm.requeue=1", steps=1000)

@@ -81,8 +81,11 @@ def test_each_rank_has_its_place(words: list[str], tmp_path: Path, two_hosts: Ho
 def test_what_cannot_be_is_refused_with_its_arithmetic(tmp_path: Path) -> None:
     home = _home(tmp_path / "home")
     here = Hosts(tmp_path, (), dict(os.environ))
-    said = _dslaunch(home, here, *WHAT, *BATCH, *HOW, "launcher=slurm", "--dry-run", status=2)
-    assert "cluster.mixed) are launched over ssh" in said
+    said = _dslaunch(home, here, *WHAT, *BATCH, *HOW, "launcher=openmpi", "--dry-run", status=2)
+    assert "cluster.mixed) are launched over ssh and by SLURM" in said
+    switches = "cluster.switches={one:[n1],two:[n2]}"
+    said = _dslaunch(home, here, *WHAT, *BATCH, *HOW, "launcher=slurm", switches, "--dry-run", status=2)
+    assert "cluster.switches orders the ranks, and a heterogeneous job" in said
     said = _dslaunch(home, here, "plan", *WHAT, "training.global_batch=32", "training.micro_batch=4", status=3)
     assert "global_batch 32 / (micro_batch 4 x dp 3" in said
     said = _dslaunch(home, here, "plan", *WHAT, *BATCH, "strategy.llm.tp=2", status=3)

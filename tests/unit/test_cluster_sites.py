@@ -107,6 +107,35 @@ def test_unequal_slots_are_counted_in_parts() -> None:
     )
 
 
+def test_hosts_of_other_partitions_are_kinds_most_gpus_first() -> None:
+    mixed = [
+        {"nodes": 1, "gpus": 4, "constraint": "small"},
+        {"nodes": 2, "gpus": 8, "partition": "big"},
+        {"nodes": 3, "gpus": 4, "constraint": "small"},
+    ]
+    cluster = Cluster.model_validate({**composed("A100"), "mixed": mixed})
+    kinds = [(kind.nodes, kind.gpus, kind.partition, kind.constraint) for kind in cluster.kinds]
+    assert kinds == [(2, 8, "big", ""), (4, 4, "", "small")]
+    assert cluster.unequal == (8, 8, 4, 4, 4, 4)
+    alike = [{"nodes": 1, "gpus": 8}, {"nodes": 2, "gpus": 8, "partition": "other"}]
+    cluster = Cluster.model_validate({**composed("A100"), "mixed": alike})
+    assert (cluster.unequal, cluster.slots, cluster.node_count, len(cluster.kinds)) == ((), 8, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "launcher.slurm.spare_nodes=1", "launcher.slurm.segment=1", "launcher.slurm.at_once=1",
+        "launcher.slurm.rank_order=switches", "launcher.slurm.exclusive=false", "restart.elastic=true",
+    ],
+)  # fmt: skip
+def test_what_hosts_of_several_kinds_cannot_do_is_refused(word: str, dslaunch: CommandLine) -> None:
+    kinds = "cluster.mixed=[{nodes: 2, gpus: 8}, {nodes: 1, gpus: 8, partition: other}]"
+    ran = dslaunch("plan", "recipe=llama3_8b", "cluster=A100", kinds, "training.global_batch=120", word)
+    assert (ran.status, ran.out) == (2, "")
+    assert f"{word.partition('=')[0]}: goes with hosts that are alike" in ran.err
+
+
 def test_unequal_hosts_are_planned_before_their_names_are_known(dslaunch: CommandLine) -> None:
     words = ["recipe=llama3_8b", "cluster=A100", "cluster.mixed=[{nodes: 2, gpus: 8}, {nodes: 1, gpus: 4}]"]
     ran = dslaunch("plan", *words, "training.global_batch=120")

@@ -69,6 +69,22 @@ def test_the_plan_shows_them(dslaunch: CommandLine) -> None:
     assert "for roce: NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_TIMEOUT=22\n" in said.out
 
 
+def test_a_ranks_threads_are_its_cores() -> None:
+    words = ["recipe=llama3_8b", "cluster=16xH100", "script=train.py", "launcher.slurm.cpus_per_task=3"]
+    assert "\nexport OMP_NUM_THREADS=3\n" in rendered(*words)["env.sh"]
+    assert "\nexport OMP_NUM_THREADS=3\n" not in rendered(*words, "launcher=ssh", "cluster.hosts=[a,b]")["env.sh"]
+    assert "\nexport OMP_NUM_THREADS=1\n" in rendered(*words, "env.OMP_NUM_THREADS=1")["env.sh"]
+
+
+def test_the_plan_names_what_ranks_get_beside_them(dslaunch: CommandLine) -> None:
+    words = ["recipe=vla70b", "cluster=64xA100", "env.B=secret-looking", "env.A=1"]
+    ran = dslaunch("plan", *words, "launcher.pass_env=[TOKEN,KEY]")
+    assert ran.status == 0, ran.err
+    assert "\nenvironment of every rank: A, B\n" in ran.out
+    assert "\nhanded over from the launching shell, by name: TOKEN, KEY\n" in ran.out
+    assert "secret-looking" not in ran.out
+
+
 def test_a_site_has_its_own(dslaunch: CommandLine, tmp_path: Path) -> None:
     folder = tmp_path / "conf" / "fabric"
     folder.mkdir(parents=True)

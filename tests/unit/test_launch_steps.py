@@ -122,6 +122,20 @@ def test_an_allocation_of_another_size_is_refused(tmp_path: Path) -> None:
         slurm.prepare(_request(make_plan(nodes=8, local=False), tmp_path, **allocation))
 
 
+def test_a_heterogeneous_allocation_has_the_plans_components(tmp_path: Path) -> None:
+    plan = make_plan(nodes=3, local=False)
+    plan = replace(plan, cluster=replace(plan.cluster, kinds=(1, 2)))
+    nodes = {f"SLURM_JOB_NUM_NODES_HET_GROUP_{at}": str(count) for at, count in enumerate((1, 2))}
+    allocation = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_HET_SIZE": "2", **nodes}
+    (step,) = slurm.prepare(_request(plan, tmp_path, SLURM_NTASKS_HET_GROUP_0="2", **allocation))
+    assert isinstance(step, Execute)
+    assert step.unset == ("SLURM_NTASKS_HET_GROUP_0",)
+    with pytest.raises(ConfigError, match=r"has 1 \+ 2 nodes, the plan 3\. "):
+        slurm.prepare(_request(make_plan(nodes=3, local=False), tmp_path, **allocation))
+    with pytest.raises(ConfigError, match=r"has 3 nodes, the plan 1 \+ 2 in 2 components"):
+        slurm.prepare(_request(plan, tmp_path, SLURM_JOB_ID="5", SLURM_JOB_NUM_NODES="3"))
+
+
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name in ("local", "torchrun")])
 def test_a_dry_run_prints_the_steps_and_writes_nothing(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -195,6 +195,18 @@ def test_gpus_that_ranks_do_not_see_are_not_judged() -> None:
     assert (hit.check, hit.found) == ("gpu.busy", "GPU 1: python other.py (process 42, 990 MiB)")
 
 
+def test_a_profiled_rank_is_sought_where_hosts_have_unequal_numbers_of_gpus() -> None:
+    """Ranks 0 and 1 on n1, 2 and 3 on n2, 4 on n3, 5 on n4."""
+    hosts = {name: _good() for name in NAMES}
+    for said in hosts.values():
+        said["software"]["programs"] = {"nsys": None}
+    target = _target(profiled=(1, 5))
+    cluster = dataclasses.replace(target.plan.cluster, nodes=6, gpus_per_node=1, slots=(2, 2, 1, 1))
+    unequal = dataclasses.replace(target, plan=dataclasses.replace(target.plan, cluster=cluster))
+    found = judge([_host(name, said) for name, said in hosts.items()], unequal)
+    assert {hit.host for hit in found if hit.check == "host.profiler"} == {"n1", "n4"}
+
+
 def test_names_that_ssh_alone_knows_are_no_finding() -> None:
     hosts = {name: _good() for name in NAMES}
     for said in hosts.values():
