@@ -58,8 +58,10 @@ demo: .venv/.runtime
 test: lint
 	$(pytest) -m 'not slow' $(PYTEST_ARGS)
 
+# What was interrupted, or failed, goes on where it was: build/chaos.jsonl has the faults that were tried.
 test-full: lint
-	$(pytest) $(PYTEST_ARGS)
+	DSLAUNCH_CHAOS_TABLE=build/chaos.jsonl $(pytest) $(PYTEST_ARGS)
+	rm -f build/chaos.jsonl
 
 lint: .venv/.test
 	$(bin)/ruff check .

@@ -3,7 +3,8 @@
 Each rank writes the number of its last completed step to RUN/ranks/RANK.step (and, behind it, the number and the
 Unix time of the first that it noted, which give the speed). The watchdog reads it: a run whose steps stand still
 hangs, whatever its logs say. The first call also makes SIGUSR1 write the stack of every thread to
-RUN/ranks/RANK.stacks, which tells where a rank stands before a hanging job is ended.
+RUN/ranks/RANK.stacks, which tells where a rank stands before a hanging job is ended. Rank 0 notes the versions it
+runs with in RUN/ranks/versions.json.
 
 Outside a run (no DSLAUNCH_RUN_DIR) nothing is written. Standard library only: it can be imported anywhere.
 """
@@ -11,14 +12,26 @@ Outside a run (no DSLAUNCH_RUN_DIR) nothing is written. Standard library only: i
 from __future__ import annotations
 
 import faulthandler
+import json
 import mmap
 import os
+import platform
 import signal
 import time
 from pathlib import Path
 from typing import TextIO
 
 PHASE_BYTES = 256
+SAVE = "save.asked"
+"""The file in the run folder by which the supervisor asks for a checkpoint."""
+VERSIONS = "versions.json"
+_PACKAGES = (
+    "torch", "deepspeed", "megatron-core", "transformer-engine", "flash-attn", "transformers", "accelerate",
+    "peft", "datasets", "triton", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+)  # fmt: skip
+"""What a training's figures hang on."""
+_DRIVER = Path("/proc/driver/nvidia/version")
 RANKS = "ranks"
 """The folder of the ranks' records in the run folder."""
 
@@ -73,11 +86,42 @@ def watch() -> None:
         return
     _stacks.append((folder / f"{os.environ['RANK']}.stacks").open("w", encoding="utf-8"))
     faulthandler.register(signal.SIGUSR1, file=_stacks[0], all_threads=True)
+    if os.environ["RANK"] == "0":
+        text = json.dumps(_versions(), indent=2, sort_keys=True)
+        (folder / VERSIONS).write_text(text + "\n", encoding="utf-8")
 
 
 def resuming() -> bool:
     """Whether this is a later attempt of a run: the program is to load its newest checkpoint, where it has one."""
     return os.environ.get("DSLAUNCH_RESUME") == "1"
+
+
+def save_asked() -> bool:
+    """Whether a checkpoint is asked for that the program's own rhythm does not bring (notify.breach); told once.
+
+    One rank asks after a step and tells the others; it must see the run folder of the launch.
+    """
+    run = os.environ.get("DSLAUNCH_RUN_DIR")
+    asked = Path(run, SAVE) if run else None
+    if asked is None or not asked.exists():
+        return False
+    asked.unlink(missing_ok=True)
+    return True
+
+
+def _versions() -> dict[str, str]:
+    """Of this process's Python, its packages, the kernel and NVIDIA's driver; what is not there is left out."""
+    from importlib import metadata  # takes 30 ms, on one rank
+
+    found = {"python": platform.python_version(), "linux": platform.release()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if _DRIVER.exists():
+        found["nvidia-driver"] = _DRIVER.read_text(encoding="utf-8").splitlines()[0]
+    return found
 
 
 def _folder() -> Path | None:

@@ -20,9 +20,12 @@ from dslaunch.launch.elastic import Elastic, name_of
 from dslaunch.launch.spares import Hosts
 from dslaunch.launch.steps import Execute
 from dslaunch.launch.universal import Place, convert_newest
+from dslaunch.launch.watching import Watch
 from dslaunch.planfile import Plan
 from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
-from dslaunch.run.causes import Ending, Evidence, Facts, judge
+from dslaunch.run.causes import Ending, Facts, judge
+from dslaunch.run.checkpoints import checkpoint_dir
+from dslaunch.run.disk import full_disks, give_back, reserve
 from dslaunch.run.interval import measured_interval
 from dslaunch.run.kernel import Kernel
 from dslaunch.run.notify import Notifier, notifier
@@ -30,14 +33,8 @@ from dslaunch.run.policy import Decision, Past, decide, policies
 from dslaunch.run.processes import Process, identify
 from dslaunch.run.ranks import fault
 from dslaunch.run.records import furthest, read_ranks
-from dslaunch.run.stacks import behind, positions
 from dslaunch.run.state import append_event, read_state, update_state
 from dslaunch.run.supervise import Ended, noted_signals, pause, supervise
-from dslaunch.run.thresholds import Vitals
-from dslaunch.run.watchdog import Standstill, Watchdog
-
-_QUOTED_RANKS = 8
-"""Ranks whose place a message tells; the event and the log have all."""
 
 
 @dataclass(frozen=True)
@@ -156,59 +153,29 @@ def run_attempt(
     shell = {name: value for name, value in os.environ.items() if name not in step.unset}
     again = {"DSLAUNCH_RESUME": "1", "DSLAUNCH_ATTEMPT": str(number)} if number > 1 else {}
     log = logs_of(run_dir, number) / step.log.name
-    watchdog, vitals, kernel = Watchdog(run_dir / "ranks", plan.supervision), Vitals(run_dir), Kernel()
-    given_up: list[Ending] = []
+    watch, kernel = Watch(run_dir, plan, number, outside), Kernel()
 
     def started(process: Process) -> None:
         begun(process)
         append_event(run_dir, "started", argv=step.argv, pid=process.pid, attempt=number, **chosen)
 
-    def watch() -> bool:
-        for breach in vitals.look():
-            append_event(run_dir, "breach", attempt=number, threshold=breach.threshold.name, **breach.figures())
-            outside.echo(breach.describe())
-            outside.tell("breach", breach.describe(), threshold=breach.threshold.name, **breach.figures())
-            if breach.threshold.name in plan.supervision.stopping_breaches:
-                given_up.append(Ending("breach", (Evidence("notify.breach", breach.describe()),)))
-        while vitals.unseen:
-            append_event(run_dir, "not_watched", attempt=number, why=vitals.unseen[0])
-            outside.echo(f"not watched: {vitals.unseen.pop(0)}")
-        outside.write()
-        standstill = watchdog.look()
-        if standstill:
-            given_up.append(_hang(run_dir, number, standstill))
-            outside.tell("hang", given_up[-1].why, attempt=number)
-        return bool(given_up)
-
     env = {**shell, **step.env, **chosen, **again}
-    ended = supervise(step.argv, step.cwd, env, log, sys.stdout.buffer, started, watch=watch)
+    reserve(run_dir)
+    try:
+        ended = supervise(step.argv, step.cwd, env, log, sys.stdout.buffer, started, watch=watch.look)
+        places = (run_dir, checkpoint_dir(plan, run_dir, read_state(run_dir).work_dir))
+        disks = full_disks(places) if ended.status else ()
+    finally:
+        give_back(run_dir)
     ranks = read_ranks(run_dir / "ranks")
     reached = furthest(ranks)
     found = fault(run_dir, step.ranks if ended.status == 0 else None)
-    if not ended.stopped_by and not given_up and found is None and ended.status == 0:
+    if not ended.stopped_by and not watch.given_up and found is None and ended.status == 0:
         return Attempt(ended, 0, None, reached, log)
     said = kernel.said({each.process.pid for each in ranks if each.process})
-    facts = Facts(ended.status, ended.stopped_by, said, ranks, log.parent, found.why if found else "")
-    ending = given_up[0] if given_up and not ended.stopped_by else judge(facts)
+    facts = Facts(ended.status, ended.stopped_by, said, ranks, log.parent, found.why if found else "", disks)
+    ending = watch.given_up if watch.given_up and not ended.stopped_by else judge(facts)
     return Attempt(ended, found.exit_status if found else ended.status, ending, reached, log)
-
-
-def _hang(run_dir: Path, number: int, standstill: Standstill) -> Ending:
-    """Where every rank stands, before the attempt is ended for it."""
-    ranks = read_ranks(run_dir / "ranks")
-    found = positions(ranks, run_dir / "ranks")
-    late = behind(found)
-    append_event(
-        run_dir, "hang", attempt=number, seconds=round(standstill.seconds), key=standstill.key,
-        behind=late.rank if late else None, ranks=[str(each) for each in found],
-    )  # fmt: skip
-    text = "\n\n".join(f"{each}\n{each.stack}" for each in found)
-    (logs_of(run_dir, number) / "stacks.txt").write_text(text + "\n", encoding="utf-8")
-    told = sorted(found, key=lambda each: each is not late)[:_QUOTED_RANKS]
-    said = f"no step for {standstill.seconds:.0f} s, the limit is {standstill.limit_s:.0f} s"
-    stand = [Evidence("behind" if each is late else "waits", str(each)) for each in told]
-    rank, host = (late.rank, late.host) if late else (None, "")
-    return Ending("hang", (Evidence(standstill.key, said), *stand), rank, host)
 
 
 def _tell_interval(run_dir: Path, plan: Plan, echo: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from dslaunch.launch.request import LaunchRequest
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.preflight import preflight
 from dslaunch.run.attempts import attempt_of, logs_of
-from dslaunch.run.checkpoints import SavedState, checkpoint_dir, saved_before
+from dslaunch.run.checkpoints import SavedState, checkpoint_dir, newest_checkpoint, saved_before
 from dslaunch.run.failure import Failure, failure_of
 from dslaunch.run.folder import verify, write_files
 from dslaunch.run.now import Now, look
@@ -51,12 +51,17 @@ def triage(run_dir: Path, step: int, minutes: float, echo: Callable[[str], None]
     files = verify(run_dir)
     plan = plan_from_json(files["plan.json"], str(run_dir / "plan.json"))
     failure = failure_of(run_dir / "ranks", logs_of(run_dir, attempt_of(run_dir)))
-    failure = replace(failure, step=step or failure.step)
+    failure = replace(failure, step=step or max(failure.step, _begun_at(plan, run_dir, now)))
     work_dir = Path(now.state.work_dir)
-    alone = planned_alone(plan, files, work_dir, _start(plan, run_dir, now, failure))
+    saved = _start(plan, run_dir, now, failure)
+    alone = planned_alone(plan, files, work_dir, saved)
     folder = _new_folder(run_dir)
     echo(f"{run_dir.name}: failed at step {failure.step}; repeated as {alone.words}, from {alone.start}")
     repeated = _repeat(alone, folder, work_dir, failure.step + _BEYOND, minutes)
+    if saved and saved.step and alone.start == saved.path.name:
+        # Until it has completed a step it is at the first one behind the checkpoint.
+        at = max(repeated.failure.step, saved.step + 1)
+        repeated = replace(repeated, failure=replace(repeated.failure, step=at))
     findings = _asked(LaunchRequest(plan, files, run_dir, work_dir, os.environ, wait=False), now.state.launcher)
     cause = _cause(run_dir)
     verdict = judged(cause, failure, repeated, findings)
@@ -72,8 +77,16 @@ def _refuse(run_dir: Path, now: Now) -> None:
 
 
 def _cause(run_dir: Path) -> str:
-    ends = [each["details"] for each in read_events(run_dir) if each["kind"] == "attempt_ended"]
-    return str(ends[-1]["cause"]) if ends else ""
+    """Of the run's end; a guard that outlives its supervisor says so in the event of the end alone."""
+    ends = [each["details"] for each in read_events(run_dir) if each["kind"] in ("attempt_ended", "failed")]
+    causes = [str(each["cause"]) for each in ends if "cause" in each]
+    return "" if not causes else "killed" if causes[-1] == "supervisor_lost" else causes[-1]
+
+
+def _begun_at(plan: Plan, run_dir: Path, now: Now) -> int:
+    """The first step of the newest attempt, which may have ended before any rank completed it."""
+    saved = newest_checkpoint(checkpoint_dir(plan, run_dir, now.state.work_dir))
+    return saved.step + 1 if saved and saved.step and attempt_of(run_dir) > 1 else 1
 
 
 def _start(plan: Plan, run_dir: Path, now: Now, failure: Failure) -> SavedState | None:

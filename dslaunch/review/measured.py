@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from dslaunch.planfile import Prediction
+from dslaunch.run.lines import Lines, number
 from dslaunch.run.state import State, read_events, read_state
 
 CURVES = {
@@ -79,14 +80,14 @@ def comparison(
 
 def _steps(folder: Path) -> Iterator[dict[str, Any]]:
     """Lines that a crash cut off, and those of a program with other fields, are left out."""
-    path = folder / "metrics.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and row.keys() >= _NEEDED:
+    for row in Lines(folder / "metrics.jsonl").new():
+        if row.keys() >= _NEEDED and all(_is_drawn(row, each) for each in CURVES):
             yield row
+
+
+def _is_drawn(row: dict[str, Any], field: str) -> bool:
+    """A step whose gradients overflowed has no norm."""
+    return number(row[field]) is not None or (field == "grad_norm" and row[field] is None)
 
 
 def event_rows(events: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:

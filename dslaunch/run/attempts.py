@@ -10,10 +10,13 @@ job.sbatch does the same in the shell, for jobs that SLURM starts again by itsel
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from dslaunch.errors import ConfigError
 from dslaunch.run.state import append_event, update_state
+
+_BEGINS_WITHIN_S = 60.0
 
 
 def attempt_of(folder: Path) -> int:
@@ -39,13 +42,19 @@ def begin_attempt(folder: Path, why: str) -> int:
     try:
         logs.mkdir()
     except FileExistsError as error:
-        raise ConfigError(
-            f"{logs}: exists, so another command is starting attempt {ended + 1} of this run right now. Look: "
-            f"dslaunch status {folder.name}"
-        ) from error
+        if not _abandoned(logs):
+            raise ConfigError(
+                f"{logs}: exists, so another command is starting attempt {ended + 1} of this run right now. Look: "
+                f"dslaunch status {folder.name}"
+            ) from error
     ranks = folder / "ranks"
     ranks.mkdir(exist_ok=True)
     ranks.rename(folder / f"ranks.attempt-{ended}")
     update_state(folder, attempt=ended + 1)
     append_event(folder, "attempt", number=ended + 1, why=why)
     return ended + 1
+
+
+def _abandoned(logs: Path) -> bool:
+    """Whether the command that made the folder was killed before it put the records aside."""
+    return not any(logs.iterdir()) and time.time() - logs.stat().st_mtime > _BEGINS_WITHIN_S

@@ -74,6 +74,8 @@ class Facts:
     """The folder of the attempt's logs."""
     missing: str = ""
     """What the records lack where no rank failed, such as ranks that were never started."""
+    disks: tuple[Evidence, ...] = ()
+    """Disks of the run that are full: what a rank wrote last need not have come to its log."""
 
 
 def judge(facts: Facts) -> Ending:
@@ -86,6 +88,8 @@ def judge(facts: Facts) -> Ending:
     for by_kernel, said in _KERNEL_CAUSES.items():
         if found := [each for each in facts.kernel if said.search(each.line)]:
             return Ending(by_kernel, (*found[:1], *exits), rank, host)
+    if facts.disks and cause != "disk_full":
+        return Ending("disk_full", (*facts.disks[:1], *exits), rank, host)
     return Ending(cause, (*([line] if line else []), *exits), rank, host)
 
 

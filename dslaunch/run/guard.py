@@ -42,8 +42,10 @@ def main(alive: int, argv: list[str]) -> int:
 
 def _tell(folder: Path) -> None:
     """The supervisor can no longer say how the run ended."""
+    from dslaunch.run.disk import give_back
     from dslaunch.run.state import append_event, update_state
 
+    give_back(folder)
     why = "the supervisor was killed, so the job was ended; `dslaunch resume` goes on from its newest checkpoint"
     append_event(folder, "failed", cause="supervisor_lost", why=why)
     update_state(folder, status="failed", exit_status=128 + signal.SIGKILL)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
 from dslaunch.plan.interval import interval
 from dslaunch.planfile import CheckpointInterval, Plan
+from dslaunch.run.lines import Lines, number
 
 
 def measured_interval(run_dir: Path, plan: Plan) -> CheckpointInterval | None:
@@ -21,9 +21,5 @@ def measured_interval(run_dir: Path, plan: Plan) -> CheckpointInterval | None:
 
 def _median(path: Path, figure: str) -> float | None:
     """Of the file's whole lines that have it: a program of the user's may write others."""
-    if not path.exists():
-        return None
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    rows = [json.loads(line) for line in lines]
-    values = [float(row[figure]) for row in rows if row.get(figure) is not None]
+    values = [value for row in Lines(path).new() if (value := number(row.get(figure))) is not None]
     return statistics.median(values) if values else None

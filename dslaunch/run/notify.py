@@ -19,6 +19,7 @@ from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan, SupervisionPlan
 from dslaunch.run.attempts import attempt_of
 from dslaunch.run.folder import write_file
+from dslaunch.run.lines import number, row_of
 from dslaunch.run.records import furthest, read_ranks
 from dslaunch.run.state import read_state
 from dslaunch.run.tracking import Tracker
@@ -137,12 +138,6 @@ def _last_metrics(path: Path) -> dict[str, float]:
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         lines = stream.read().split(b"\n")[:-1]
-    try:
-        row = json.loads(lines[-1]) if lines else {}
-    except ValueError:
-        return {}
-    return {
-        re.sub(r"[^a-zA-Z0-9_]", "_", name): float(value)
-        for name, value in row.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    row = row_of(lines[-1]) if lines else None
+    figures = {re.sub(r"[^a-zA-Z0-9_]", "_", name): number(value) for name, value in (row or {}).items()}
+    return {name: value for name, value in figures.items() if value is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any, Literal
 
 from dslaunch.errors import ConfigError
 from dslaunch.run.folder import write_file
+from dslaunch.run.lines import row_of
 from dslaunch.run.processes import Process
 
 STATE_SCHEMA = "dslaunch.state/1"
 EVENTS_SCHEMA = "dslaunch.events/1"
+_APART = re.compile(rb'\n|(?=\{"schema": "dslaunch\.events/)')
+"""Between two events; in the texts of an event the quotes are escaped."""
 Status = Literal["prepared", "submitted", "running", "finished", "failed", "stopped"]
 
 
@@ -68,7 +72,9 @@ def read_state(folder: Path) -> State:
         data["continuations"] = tuple(data.get("continuations", ()))
         return State(**data)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{where}: no state of a run: {error}. Name a run's folder, under run.root") from error
+        raise ConfigError(
+            f"{where}: no state of a run: {error}. Name a run's folder, under run.root"
+        ) from error
 
 
 def update_state(folder: Path, **changes: Any) -> None:
@@ -84,20 +90,13 @@ def append_event(folder: Path, kind: str, **details: Any) -> None:
     descriptor = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(descriptor, line.encode())
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The events, oldest first; a line that a crash cut off is left out."""
+    """The events, oldest first; one that a crash cut off is left out, and not what follows on its line."""
     path = folder / "events.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [event for event in map(_event, lines) if event is not None]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
+    parts = _APART.split(path.read_bytes()) if path.exists() else []
+    return [event for event in map(row_of, parts) if event is not None]

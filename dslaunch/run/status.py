@@ -140,7 +140,7 @@ def plan_words(plan: Plan) -> str:
     """The plan in one line."""
     cluster = plan.cluster
     return (
-        f"{plan.recipe} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, {plan.world_size} ranks, "
+        f"{plan.recipe} on {cluster.shape} {cluster.gpu}, {plan.world_size} ranks, "
         f"engine {plan.engine.name}, strategy {plan.strategy}"
     )
 

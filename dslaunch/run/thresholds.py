@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
+import math
 import statistics
 import time
 from collections import defaultdict, deque
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from dslaunch.planfile import Prediction, plan_from_json, prediction_from_json
+from dslaunch.run.lines import Lines, number, row_of
 
 _LOOK_EVERY_S = 5.0
 _COMPUTING = ("compute", "recompute")
@@ -69,7 +70,8 @@ class Breach:
         """For the event log."""
         causes = list(self.threshold.causes)
         place = {"where": self.where} if self.where else {}
-        return {"step": self.step, "value": self.value, "limit": self.limit, **place, "likely": causes}
+        value, limit = (each if math.isfinite(each) else None for each in (self.value, self.limit))
+        return {"step": self.step, "value": value, "limit": limit, **place, "likely": causes}
 
     @property
     def _figure(self) -> str:
@@ -78,9 +80,10 @@ class Breach:
     def describe(self) -> str:
         """One line for the user."""
         side = "above" if self.value > self.limit else "below"
+        beyond = "is no finite number" if not math.isfinite(self.value) else f"is {side} {self.limit:.4g}"
         where = f", {self.where}" if self.where else ""
         return (
-            f"step {self.step}{where}: {self._figure} {self.value:.4g} is {side} {self.limit:.4g} "
+            f"step {self.step}{where}: {self._figure} {self.value:.4g} {beyond} "
             f"({self.threshold.name}): {'; or '.join(self.threshold.causes)}"
         )
 
@@ -100,7 +103,7 @@ class Vitals:
         prediction = _prediction(run_dir)
         self._planned_step_s = _planned_step_s(prediction)
         self._computed_s = _computed_s(run_dir, prediction)
-        self._offsets = dict.fromkeys(_FILES, 0)
+        self._files = [Lines(run_dir / name) for name in _FILES]
         self._values: dict[tuple[str, str], deque[float]] = {}
         """By threshold, and the host or rank that the figure is of."""
         self._standing: set[tuple[str, str]] = set()
@@ -124,43 +127,40 @@ class Vitals:
         return [breach for row in self._new_rows() for breach in self._judge(row)]
 
     def _judge(self, row: dict[str, Any]) -> list[Breach]:
-        if self._computed_s and row.get("step_time_s"):
-            row = {**row, "scaling_efficiency": self._computed_s / float(row["step_time_s"])}
-        found = (self._breach(each, row) for each in thresholds() if row.get(each.figure) is not None)
+        step_time_s = number(row.get("step_time_s"))
+        if self._computed_s and step_time_s:
+            row = {**row, "scaling_efficiency": self._computed_s / step_time_s}
+        figures = [(each, number(row.get(each.figure))) for each in thresholds()]
+        found = [self._breach(each, value, row) for each, value in figures if value is not None]
         return [breach for breach in found if breach]
 
-    def _breach(self, threshold: Threshold, row: dict[str, Any]) -> Breach | None:
+    def _breach(self, threshold: Threshold, figure: float, row: dict[str, Any]) -> Breach | None:
         """A breach that did not stand before this row."""
         where = str(row.get("where", ""))
         key = (threshold.name, where)
         values = self._values.setdefault(key, deque(maxlen=threshold.steps))
         least, most = threshold.limits(values, self._planned_step_s)
-        values.append(float(row[threshold.figure]))
-        if (threshold.median or threshold.deviation) and len(values) < threshold.steps:
-            return None
-        value = statistics.median(values) if threshold.median else values[-1]
-        value = statistics.pstdev(values) if threshold.deviation else value
-        limit = least if least is not None and value < least else None
-        limit = most if most is not None and value > most else limit
+        if math.isfinite(figure):
+            values.append(figure)
+            if (threshold.median or threshold.deviation) and len(values) < threshold.steps:
+                return None
+            value = statistics.median(values) if threshold.median else figure
+            value = statistics.pstdev(values) if threshold.deviation else value
+            limit = least if least is not None and value < least else None
+            limit = most if most is not None and value > most else limit
+        else:
+            value, limit = figure, math.nan
         known = key in self._standing
         (self._standing.add if limit is not None else self._standing.discard)(key)
-        return None if limit is None or known else Breach(threshold, int(row["step"]), value, limit, where)
+        return None if limit is None or known else Breach(threshold, row["step"], value, limit, where)
 
     def _new_rows(self) -> Iterator[dict[str, Any]]:
         """Whole lines that were added; a file that a resumed run cut is read on from its new end."""
-        for name in _FILES:
-            path = self._run_dir / name
-            size = path.stat().st_size if path.exists() else 0
-            if size <= self._offsets[name]:
-                self._offsets[name] = size
-                continue
-            with path.open("rb") as stream:
-                stream.seek(self._offsets[name])
-                *lines, _ = stream.read().split(b"\n")
-            self._offsets[name] += sum(len(line) + 1 for line in lines)
-            for row in filter(None, map(_row, lines)):
-                self._step = max(self._step, int(row.get("step", 0)))
-                yield row
+        for row in (row for file in self._files for row in file.new()):
+            step = number(row.get("step"))
+            step = int(step) if step is not None and math.isfinite(step) else self._step
+            self._step = max(self._step, step)
+            yield {**row, "step": step}
         for path in (*self._run_dir.glob(_COUNTERS), *self._run_dir.glob(_SHARES)):
             yield from self._replaced(path)
 
@@ -173,7 +173,7 @@ class Vitals:
         if self._seen.get(path) == written:
             return
         self._seen[path] = written
-        row = _row(text)
+        row = row_of(text)
         if row and "unseen" in row:
             self.unseen.append(f"GPUs of {row['host']}: {row['unseen']}")
         elif row and "busy" in row:
@@ -196,15 +196,6 @@ def _counted(row: dict[str, Any]) -> dict[str, Any]:
     busy = min(row["busy"])
     found = {row["counter"]: busy, "gpu_busy": busy, "slowed_gpus": len(row["slowed"]), "where": row["host"]}
     return {**found, "nvlink_share": max(shares)} if shares else found
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """None for half a line: a resumed run cut the file while it was read."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _prediction(run_dir: Path) -> Prediction | None:

@@ -7,7 +7,7 @@ the supervisor's environment holds (WANDB_API_KEY): no file of the run has it.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -17,6 +17,7 @@ from typing import Any
 
 from dslaunch.planfile import Plan
 from dslaunch.run.attempts import attempt_of
+from dslaunch.run.lines import Lines, number
 from dslaunch.run.records import read_ranks
 
 PACKAGE = "wandb"
@@ -36,7 +37,8 @@ class Tracker:
     """Of one run; what fails is said once, and the run goes on."""
 
     def __init__(self, run_dir: Path, plan: Plan, echo: Callable[[str], None]) -> None:
-        self._run_dir, self._echo, self._read = run_dir, echo, 0
+        self._run_dir, self._echo = run_dir, echo
+        self._lines = Lines(run_dir / "metrics.jsonl")
         self._run: Any = None
         if not plan.supervision.wandb:
             return
@@ -52,45 +54,35 @@ class Tracker:
 
     def write(self) -> None:
         """Log the rows that metrics.jsonl has gained, each at its step."""
-        for row in self._rows() if self._run else ():
-            failed = sum(1 for each in read_ranks(self._run_dir / "ranks") if each.status)
-            supervised = {"dslaunch/attempt": attempt_of(self._run_dir), "dslaunch/ranks_failed": failed}
-            self._log({**{f"train/{name}": value for name, value in row.items()}, **supervised}, int(row["step"]))
+        with self._logging():
+            for row in self._lines.new() if self._run else ():
+                figures = {name: value for name, value in row.items() if number(value) is not None}
+                failed = sum(1 for each in read_ranks(self._run_dir / "ranks") if each.status)
+                supervised = {"dslaunch/attempt": attempt_of(self._run_dir), "dslaunch/ranks_failed": failed}
+                told = {**{f"train/{name}": value for name, value in figures.items()}, **supervised}
+                self._run.log(told, step=int(figures["step"]) if "step" in figures else None)
 
     def tell(self, kind: str, text: str) -> None:
         """Note an event, such as a breach or an attempt's end."""
-        if self._run:
-            self._run.summary[f"dslaunch/{kind}"] = text
+        with self._logging():
+            if self._run:
+                self._run.summary[f"dslaunch/{kind}"] = text
 
     def end(self, *, succeeded: bool) -> None:
         """Write what is left, and close."""
         self.write()
-        if self._run:
-            self._run.finish(exit_code=0 if succeeded else 1)
-            self._run = None
+        with self._logging():
+            if self._run:
+                self._run.finish(exit_code=0 if succeeded else 1)
+                self._run = None
 
-    def _log(self, figures: dict[str, Any], step: int) -> None:
+    @contextlib.contextmanager
+    def _logging(self) -> Iterator[None]:
         try:
-            self._run.log(figures, step=step)
-        except Exception as error:
+            yield
+        except Exception as error:  # whatever W&B raises does not end a run
             self._echo(f"notify.wandb: nothing more is logged: {error}")
             self._run = None
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        """Whole lines that were added; a file that a resumed run cut is read on from its new end."""
-        path = self._run_dir / "metrics.jsonl"
-        size = path.stat().st_size if path.exists() else 0
-        if size < self._read:
-            self._read = size
-        if size == self._read:
-            return
-        with path.open("rb") as stream:
-            stream.seek(self._read)
-            *lines, _ = stream.read().split(b"\n")
-        self._read += sum(len(line) + 1 for line in lines)
-        for line in lines:
-            row = json.loads(line)
-            yield {name: value for name, value in row.items() if isinstance(value, (int, float))}
 
 
 def _described(plan: Plan) -> dict[str, Any]:

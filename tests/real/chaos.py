@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dslaunch.run.processes import children_of
 from dslaunch.run.state import read_events, read_state
 from tests.real.chaos_train import EVERY, curve
@@ -24,6 +26,12 @@ from tests.real.chaos_train import EVERY, curve
 STEPS = 16
 LIMIT_S = 240.0
 PROGRAM = Path(__file__).with_name("chaos_train.py")
+SEEDS = (1, 2, 3)
+SMALL_DISK = ("disk full", "run folder's disk full")
+"""Faults whose checkpoints have a disk of their own, which fills up; in the second the run folder is on it too."""
+FIXED_PORT = 47311
+_LISTENER = "import socket, sys; server = socket.create_server(('', {port})); sys.stdin.read()"
+"""Until ssh ends: its standard input closes then."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,13 @@ FAULTS = (
     Fault("rank frozen", "hang", "restarted"),
     Fault("rank out of memory", "host_memory", "restarted"),
     Fault("disk full", "disk_full", "stopped", rank=0),
+    Fault("run folder's disk full", "disk_full", "stopped", rank=0),
     Fault("newest checkpoint corrupt", "killed", "restarted", rank=0),
-    Fault("master port taken", "port_taken", "restarted", launchers=("local", "torchrun")),
+    Fault("master port taken", "port_taken", "restarted"),
     Fault("program fails", "program", "restarted"),
     Fault("program fails again", "program", "ended"),
     Fault("configuration wrong", "configuration", "ended"),
-    Fault("wrong Python", "wrong_program", "ended"),
+    Fault("wrong Python on one host", "wrong_program", "ended"),
     Fault("wrong world size", "configuration", "ended", launchers=("local", "torchrun")),
     Fault("slow rank", "", "unharmed"),
     Fault("ranks with uneven data", "communication", "ended"),
@@ -73,6 +82,23 @@ HOST_BACK = Fault("lost host comes back, elastic", "killed", "grown", launchers=
 TOO_FEW = Fault("fewer hosts than restart.min_nodes", "host_lost", "stopped", launchers=("ssh",))
 ELASTIC_FAULTS = (HOST_GONE, HOST_BACK, TOO_FEW)
 """Struck by the tests of elastic runs (test_elastic_*.py), whose losses hang on no number of ranks."""
+
+
+def dice(fault: Fault, seed: int) -> random.Random:
+    """Throws the same for the same fault and seed."""
+    return random.Random(f"{fault.name} {seed}")
+
+
+def seeded(fault: Fault, launcher: str, *, quick: bool) -> list[Any]:
+    """What a test of one fault is run with: (fault, launcher, seed); all but the first seed are slow.
+
+    Args:
+        quick: the first is not.
+    """
+    return [
+        pytest.param(fault, launcher, seed, id=str(seed), marks=[] if quick and seed == 1 else pytest.mark.slow)
+        for seed in SEEDS
+    ]
 
 
 @dataclass(frozen=True)
@@ -98,7 +124,7 @@ class Chaos:
     @property
     def place(self) -> tuple[int, int]:
         """Rank and step: after the second checkpoint, before the last."""
-        draw = random.Random(f"{self.fault.name} {self.seed}")
+        draw = dice(self.fault, self.seed)
         rank = draw.randrange(self.site.world) if self.fault.rank is None else self.fault.rank
         return rank, draw.randrange(2 * EVERY + 1, STEPS - EVERY)
 
@@ -131,9 +157,10 @@ class Chaos:
 
     def _words(self) -> list[str]:
         rank, step = self.place
-        python = self.home / "python" if self.fault.name == "wrong Python" else sys.executable
+        python = self.home / "python" if self.fault.name == "wrong Python on one host" else sys.executable
+        port = [f"launcher.master_port={FIXED_PORT}"] if self._host_has_port else []
         return [
-            *self.site.words, "module=", f"script={PROGRAM}", f"launcher.python={python}",
+            *self.site.words, *port, "module=", f"script={PROGRAM}", f"launcher.python={python}",
             f"checkpoint.every={EVERY}", f"checkpoint.dir={self.checkpoints}", "restart.wait_s=0.2",
             f"watchdog.minutes={0.2 if self.fault.cause == 'hang' else 2}", "--",
             str(self.checkpoints), str(STEPS), self.fault.name, str(rank), str(step),
@@ -180,23 +207,36 @@ class Chaos:
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.run) if event["kind"] == kind]
 
+    @contextlib.contextmanager
+    def taken_port(self, process: subprocess.Popen[str]) -> Iterator[None]:
+        """Listen on the port that the first attempt is given, before its launcher does; else nothing.
+
+        A host over ssh names a free port just before the ranks start: there it is one that the user chose.
+        """
+        if self._host_has_port:
+            words = [sys.executable, "-c", f'"{_LISTENER.format(port=FIXED_PORT)}"']
+            with subprocess.Popen(["ssh", "n1", *words], env=self.site.environ, stdin=subprocess.PIPE):
+                self.wait(lambda: self._has_events() and bool(self.causes()), process)
+        elif self.fault.name == "master port taken":
+            self.wait(lambda: self._has_events() and bool(self.events("started")), process)
+            started = self.events("started")[0]["details"]
+            port = started.get("DSLAUNCH_MASTER_PORT") or started["MASTER_PORT"]
+            with socket.create_server(("", int(port))):
+                yield
+            return
+        yield
+
+    @property
+    def _host_has_port(self) -> bool:
+        return self.fault.name == "master port taken" and self.site.launcher == "ssh"
+
+    def _has_events(self) -> bool:
+        return any((self.home / "runs").glob("*/events.jsonl"))
+
     def _reached(self) -> bool:
         path = self.home / "runs"
         steps = [file.read_text().split() for file in path.glob("*/ranks/0.step")]
         return any(words and int(words[0]) >= self.place[1] for words in steps)
-
-
-@contextlib.contextmanager
-def taken_port(chaos: Chaos, process: subprocess.Popen[str]) -> Iterator[None]:
-    """Listen on the port that the first attempt is given, before its launcher does; nothing for other faults."""
-    if chaos.fault.name != "master port taken":
-        yield
-        return
-    runs = chaos.home / "runs"
-    chaos.wait(lambda: any(runs.glob("*/events.jsonl")) and bool(chaos.events("started")), process)
-    port = int(chaos.events("started")[0]["details"]["DSLAUNCH_MASTER_PORT"])
-    with socket.create_server(("", port)):
-        yield
 
 
 def processes_of(run: Path) -> list[int]:

@@ -25,6 +25,8 @@ EVERY = 2
 PACE_S = 0.1
 HELD_S = {"node drained": 3, "job preempted": 90, "slurmd killed": 180, "time limit": 300}
 """How long the rank stays at the step at which the fault is done to the job."""
+AGAIN = ("program fails again", "ranks with uneven data")
+"""Faults of every attempt, within their step: nobody completes it, and no checkpoint leads past it."""
 _SMALL_DISK = 2**24
 _PAD = "x" * 100_000
 """Makes a checkpoint large enough to fill a small disk."""
@@ -129,7 +131,7 @@ def strike(fault: str, checkpoints: Path) -> None:
     if fault == "rank out of memory":
         resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))
         bytearray(2**29)
-    if fault == "disk full":
+    if fault in ("disk full", "run folder's disk full"):
         disk = os.statvfs(checkpoints)
         assert disk.f_blocks * disk.f_frsize < _SMALL_DISK, "only a disk of its own is filled"
         with (checkpoints / "filler").open("wb", buffering=0) as stream:
@@ -157,15 +159,17 @@ def main() -> None:
     checkpoints.mkdir(exist_ok=True, parents=True)
     start, weight = newest(checkpoints) if resuming() else (0, 1.0)
     ranks = Ranks(run, rank, world)
-    first = os.environ["DSLAUNCH_ATTEMPT"] == "1" or fault in ("program fails again", "ranks with uneven data")
+    first = os.environ["DSLAUNCH_ATTEMPT"] == "1"
     for number in range(start + 1, steps + 1):
         time.sleep(PACE_S * (5 if fault == "slow rank" and rank == struck and number >= at else 1))
+        if fault in AGAIN and number == at and rank == struck:
+            strike(fault, checkpoints)
         weight -= 0.1 * weight * ranks.total(gradient(number, rank)) / world
         if rank == 0:
             with (run / "losses").open("a") as stream:
                 stream.write(f"{number} {weight**2!r}\n")
         step(number)
-        if first and number == at and (rank == struck or fault == "all ranks killed"):
+        if first and number == at and fault not in AGAIN and (rank == struck or fault == "all ranks killed"):
             strike("rank killed" if fault == "all ranks killed" else fault, checkpoints)
         if rank == 0 and number % EVERY == 0:
             save(checkpoints, number, weight)

@@ -1,7 +1,4 @@
-"""Chaos on real launchers: each fault ends as the policy says, loses no saved step, and leaves no process.
-
-`DSLAUNCH_CHAOS_TABLE=1 pytest tests/real/test_chaos.py` writes what it found into docs/reliability.md.
-"""
+"""Chaos on real launchers: each fault ends as the policy says, loses no saved step, and leaves no process."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,8 +16,21 @@ import pytest
 
 from dslaunch.run.processes import identify
 from dslaunch.run.state import read_state
-from tests.real.chaos import FAULTS, HOST_LOST, LIMIT_S, STEPS, Chaos, Fault, Site, processes_of, taken_port
-from tests.real.chaos_table import note, write_table
+from tests.real.chaos import (
+    FAULTS,
+    HOST_LOST,
+    LIMIT_S,
+    SEEDS,
+    SMALL_DISK,
+    STEPS,
+    Chaos,
+    Fault,
+    Site,
+    processes_of,
+    seeded,
+)
+from tests.real.chaos_table import Trial
+from tests.real.chaos_table import trial as trial  # a fixture
 from tests.real.hosts import Hosts, ssh_hosts
 from tests.real.hosts import two_hosts as two_hosts  # a fixture
 from tests.real.parts import need
@@ -27,15 +38,20 @@ from tests.real.parts import need
 _LAUNCHERS = ("local", "torchrun", "ssh")
 _QUICK = {("rank killed", "local"), ("master port taken", "local"), ("wrong world size", "torchrun")}
 """Beside the faults over ssh, where starting costs least; the rest is marked slow."""
-_LONG = {"slow rank", "ranks with uneven data"}
+_LONG = {"slow rank", "ranks with uneven data", "run folder's disk full", "master port taken"}
 """Marked slow over ssh too."""
-_SMALL_DISK = "size=2m"
+_SMALL_DISK = "size=8m"
+_WRONG = """#!/bin/sh
+[ "${{RANK:-}}" = {rank} ] && exec {bare} -I -S "$@"
+exec {good} "$@"
+"""
+"""An interpreter that is without the training's packages where one rank runs, as on a host that was left out."""
 
 
 def _cases() -> Iterator[object]:
     for fault in FAULTS:
         for launcher in (name for name in fault.launchers if name in _LAUNCHERS):
-            for seed in (1, 2, 3):
+            for seed in SEEDS:
                 over_ssh = launcher == "ssh" and fault.name not in _LONG
                 quick = seed == 1 and (over_ssh or (fault.name, launcher) in _QUICK)
                 marks = [] if quick else [pytest.mark.slow]
@@ -66,7 +82,7 @@ def checkpoints(fault: Fault, tmp_path: Path) -> Iterator[Path]:
     """Their folder; a disk of its own, and small, where that is to fill up."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    if fault.name != "disk full":
+    if fault.name not in SMALL_DISK:
         yield folder
         return
     if os.geteuid() != 0:
@@ -80,10 +96,14 @@ def checkpoints(fault: Fault, tmp_path: Path) -> Iterator[Path]:
 def chaos(site: Site, fault: Fault, seed: int, checkpoints: Path, tmp_path: Path) -> Iterator[Chaos]:
     home = tmp_path / "home"
     home.mkdir()
-    wrong = home / "python"
-    wrong.write_text(f'#!/bin/sh\nexec {shutil.which("python3", path="/usr/bin")} -I -S "$@"\n')
-    wrong.chmod(0o755)
     made = Chaos(site, fault, seed, home, checkpoints)
+    wrong = home / "python"
+    bare = shutil.which("python3", path="/usr/bin")
+    wrong.write_text(_WRONG.format(rank=made.place[0], bare=bare, good=sys.executable))
+    wrong.chmod(0o755)
+    if fault.name == "run folder's disk full":
+        (checkpoints / "runs").mkdir()
+        (home / "runs").symlink_to(checkpoints / "runs")
     yield made
     for state in (home / "runs").glob("*/state.json"):
         for process in (read_state(state.parent).supervisor, read_state(state.parent).process):
@@ -91,26 +111,19 @@ def chaos(site: Site, fault: Fault, seed: int, checkpoints: Path, tmp_path: Path
                 os.kill(process.pid, 9)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def table() -> Iterator[None]:
-    yield
-    if os.environ.get("DSLAUNCH_CHAOS_TABLE"):
-        write_table()
-
-
 @pytest.mark.parametrize(("fault", "launcher", "seed"), list(_cases()))
-def test_a_fault_ends_as_the_policy_says(chaos: Chaos) -> None:
+def test_a_fault_ends_as_the_policy_says(trial: Trial, chaos: Chaos) -> None:
     fault = chaos.fault
-    began = time.monotonic()
+    trial.starts()
     process = chaos.launch()
     try:
-        with taken_port(chaos, process):
+        with chaos.taken_port(process):
             chaos.strike(process)
             output, _ = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
         process.wait()
-    seconds = time.monotonic() - began
+    trial.ends()
     if fault.name == "supervisor killed":
         _wait_for_status(chaos, "failed")
     assert not processes_of(chaos.run), output
@@ -136,18 +149,18 @@ def test_a_fault_ends_as_the_policy_says(chaos: Chaos) -> None:
         assert chaos.losses() == pytest.approx(chaos.whole(), rel=1e-12)
     nothing_saved_was_done_again(chaos)
     assert not processes_of(chaos.run)
-    note(fault, chaos.site.launcher, seconds)
+    trial.passes()
 
 
-@pytest.mark.parametrize(("fault", "launcher"), [(HOST_LOST, "ssh")])
+@pytest.mark.parametrize(("fault", "launcher", "seed"), seeded(HOST_LOST, "ssh", quick=True))
 def test_a_spare_host_takes_the_place_of_one_that_is_cut_off(
-    fault: Fault, launcher: str, checkpoints: Path, tmp_path: Path
+    trial: Trial, fault: Fault, seed: int, checkpoints: Path, tmp_path: Path
 ) -> None:
     with ssh_hosts(3) as hosts:
         site = _over_ssh(hosts)
         words = (*site.words, "restart.spares=[n3]", "launcher.lost_after_s=5")
-        chaos = Chaos(replace(site, words=words), fault, 1, tmp_path, checkpoints)
-        began = time.monotonic()
+        chaos = Chaos(replace(site, words=words), fault, seed, tmp_path, checkpoints)
+        trial.starts()
         process = chaos.launch()
         try:
             chaos.wait_until_struck(process)
@@ -156,13 +169,14 @@ def test_a_spare_host_takes_the_place_of_one_that_is_cut_off(
         finally:
             process.kill()
             process.wait()
+        trial.ends()
         hosts.hosts[1].restore()
         assert process.returncode == 0, output
         assert "on n3 in place of n2" in output
         assert chaos.causes() == ["host_lost"]
         assert chaos.losses() == pytest.approx(chaos.whole(), rel=1e-12)
         assert hosts.quiet(), [host.processes() for host in hosts.hosts]
-    note(fault, launcher, time.monotonic() - began)
+    trial.passes()
 
 
 def _wait_for_status(chaos: Chaos, status: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch.progress import SAVE
 from dslaunch.run.records import read_ranks
 from dslaunch.run.state import read_events, read_state
 from tests.real.parts import need
@@ -95,3 +96,18 @@ def test_a_killed_rank_and_a_damaged_checkpoint_cost_the_steps_since_alone(tmp_p
     assert "step " in ended["evidence"][0]
     assert _losses(run) == pytest.approx(expected, rel=1e-6)
     assert [json.loads(line)["step"] for line in (run / "checkpoints.jsonl").read_text().splitlines()][-1] == 8
+
+
+@pytest.mark.slow
+def test_a_breach_asks_for_a_checkpoint_which_is_saved_behind_a_step(tmp_path: Path, train: Train) -> None:
+    """The first gradients of vla_tiny are larger than what is watched for."""
+    process = train(*_WORDS, "training.steps=80", "checkpoint.every=0", "notify.breach.gradient_norm=checkpoint")
+    output, _ = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == 0, output
+    run = next((tmp_path / "runs").iterdir())
+    told = [event["details"]["threshold"] for event in read_events(run) if event["kind"] == "save_asked"]
+    assert set(told) == {"gradient_norm"}
+    *asked, last = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
+    assert last == "step-00000080"
+    assert 1 <= len(asked) <= len(told)
+    assert not (run / SAVE).exists()

@@ -1,7 +1,6 @@
 """Chaos inside jobs that sbatch took: each fault ends as the policy says, and SLURM's own faults likewise.
 
-Three nodes of one GPU: a job has two, and one is spare. `DSLAUNCH_CHAOS_TABLE=1` writes what was found into
-docs/reliability.md.
+Three nodes of one GPU: a job has two, and one is spare.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import pytest
 
 from dslaunch.run.processes import children_of
 from dslaunch.run.state import read_state
-from tests.real.chaos import FAULTS, LIMIT_S, SLURM_FAULTS, Chaos, Fault, Site, processes_of
-from tests.real.chaos_table import note, write_table
+from tests.real.chaos import FAULTS, LIMIT_S, SEEDS, SLURM_FAULTS, Chaos, Fault, Site, processes_of
+from tests.real.chaos_table import Trial
+from tests.real.chaos_table import trial as trial  # a fixture
 from tests.real.parts import need
 from tests.real.slurm import SlurmCluster, slurm_cluster
 from tests.real.test_chaos import chaos as chaos
@@ -39,9 +39,9 @@ _QUICK = {"rank killed", "rank frozen", "configuration wrong", "job preempted"}
 
 def _cases() -> Iterator[object]:
     for fault in (*FAULTS, *SLURM_FAULTS):
-        for seed in (1, 2, 3) if "slurm" in fault.launchers else ():
+        for seed in SEEDS if "slurm" in fault.launchers else ():
             marks = [] if seed == 1 and fault.name in _QUICK else [pytest.mark.slow]
-            yield pytest.param(fault, seed, marks=marks, id=f"{fault.name}-{seed}".replace(" ", "-"))
+            yield pytest.param(fault, "slurm", seed, marks=marks, id=f"{fault.name}-{seed}".replace(" ", "-"))
 
 
 @pytest.fixture(scope="module")
@@ -82,25 +82,19 @@ def site(cluster: SlurmCluster, fault: Fault) -> Iterator[Site]:
     cluster.wait_for_idle()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def table() -> Iterator[None]:
-    yield
-    if os.environ.get("DSLAUNCH_CHAOS_TABLE"):
-        write_table()
-
-
-@pytest.mark.parametrize(("fault", "seed"), list(_cases()))
-def test_a_fault_in_a_job_ends_as_the_policy_says(chaos: Chaos, cluster: SlurmCluster) -> None:
+@pytest.mark.parametrize(("fault", "launcher", "seed"), list(_cases()))
+def test_a_fault_in_a_job_ends_as_the_policy_says(trial: Trial, chaos: Chaos, cluster: SlurmCluster) -> None:
     fault = chaos.fault
-    began = time.monotonic()
+    trial.starts()
     process = chaos.launch()
     try:
-        _strike(chaos, cluster, process)
-        output, _ = process.communicate(timeout=LIMIT_S)
+        with chaos.taken_port(process):
+            _strike(chaos, cluster, process)
+            output, _ = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
         process.wait()
-    seconds = time.monotonic() - began
+    trial.ends()
     _until(lambda: not processes_of(chaos.run))
     if fault.cause:
         assert set(chaos.causes()) == {fault.cause}, (chaos.causes(), output)
@@ -119,7 +113,7 @@ def test_a_fault_in_a_job_ends_as_the_policy_says(chaos: Chaos, cluster: SlurmCl
         assert chaos.losses() == pytest.approx(chaos.whole(), rel=1e-12)
     nothing_saved_was_done_again(chaos)
     assert not processes_of(chaos.run)
-    note(fault, "slurm", seconds)
+    trial.passes()
 
 
 def _strike(chaos: Chaos, cluster: SlurmCluster, process: subprocess.Popen[str]) -> None:

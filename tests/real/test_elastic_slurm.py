@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from dslaunch.run.state import read_events, read_state
-from tests.real.chaos import HOST_GONE, processes_of
-from tests.real.chaos_table import note, write_table
+from tests.real.chaos import HOST_GONE, Fault, dice, processes_of, seeded
+from tests.real.chaos_table import Trial
+from tests.real.chaos_table import trial as trial  # a fixture
 from tests.real.elastic_train import curve
 from tests.real.parts import need
 from tests.real.slurm import slurm_cluster
@@ -27,30 +27,34 @@ _WORDS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_job_goes_on_with_the_nodes_that_are_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fault", "launcher", "seed"), seeded(HOST_GONE, "slurm", quick=False))
+def test_a_job_goes_on_with_the_nodes_that_are_left(
+    trial: Trial, fault: Fault, seed: int, tmp_path: Path
+) -> None:
+    """The first node, which the batch script runs on, is not one of those that die."""
+    draw = dice(fault, seed)
+    step, dies = draw.randrange(3, 9), draw.choice(["n2", "n3"])
     need("slurm")
     if os.geteuid() != 0:
         pytest.skip("a SLURM cluster on one host is started as root")
     with slurm_cluster(3, 1, ("SlurmdTimeout=30",)) as cluster:
         job = Elastic(tmp_path, cluster.environ)
-        began = time.monotonic()
+        trial.starts()
         process = job.dslaunch("launch", *_WORDS)
         try:
-            job.wait_for_step(3, 3, process)
-            cluster.kill_node("n2")
+            job.wait_for_step(step, 3, process)
+            cluster.kill_node(dies)
             output, _ = process.communicate(timeout=300)
         finally:
             job.end()
+        trial.ends()
         assert process.returncode == 0, output
         (replanned,) = job.events("replanned")
         assert (replanned["nodes"], replanned["world_size"]) == (2, 2)
-        assert replanned["why"] == "host_lost: n2 left out"
+        assert replanned["why"] == f"host_lost: {dies} left out"
         assert read_state(job.run).status == "finished"
         job.check_losses(curve(_STEPS, _BATCH))
         assert [world for _, _, world in job.rows()][-1] == 2
         assert not processes_of(job.run)
         assert [event["kind"] for event in read_events(job.run)].count("started") == 2
-    note(HOST_GONE, "slurm", time.monotonic() - began)
-    if os.environ.get("DSLAUNCH_CHAOS_TABLE"):
-        write_table()
+    trial.passes()

@@ -1,7 +1,4 @@
-"""Hosts that are lost for good, and come back: the run is planned anew, and its losses go on as if nothing was.
-
-`DSLAUNCH_CHAOS_TABLE=1` writes what was found into docs/reliability.md.
-"""
+"""Hosts that are lost for good, and come back: the run is planned anew, and its losses go on as if nothing was."""
 
 from __future__ import annotations
 
@@ -19,8 +16,9 @@ import pytest
 
 from dslaunch.run.records import read_ranks
 from dslaunch.run.state import read_events, read_state
-from tests.real.chaos import HOST_BACK, HOST_GONE, TOO_FEW, processes_of
-from tests.real.chaos_table import note, write_table
+from tests.real.chaos import HOST_BACK, HOST_GONE, TOO_FEW, Fault, dice, processes_of, seeded
+from tests.real.chaos_table import Trial
+from tests.real.chaos_table import trial as trial  # a fixture
 from tests.real.elastic_train import curve
 from tests.real.hosts import Hosts, ssh_hosts
 from tests.real.parts import need
@@ -104,13 +102,6 @@ def kill_rank(run: Path, rank: int, hosts: Hosts) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def table() -> Iterator[None]:
-    yield
-    if os.environ.get("DSLAUNCH_CHAOS_TABLE"):
-        write_table()
-
-
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     need("sshd")
@@ -127,35 +118,47 @@ def elastic(tmp_path: Path, hosts: Hosts) -> Iterator[Elastic]:
     made.end()
 
 
-def test_a_run_goes_on_without_a_host_that_dies(elastic: Elastic, hosts: Hosts) -> None:
-    began = time.monotonic()
+@pytest.mark.parametrize(("fault", "launcher", "seed"), seeded(HOST_GONE, "ssh", quick=True))
+def test_a_run_goes_on_without_a_host_that_dies(
+    trial: Trial, fault: Fault, seed: int, elastic: Elastic, hosts: Hosts
+) -> None:
+    draw = dice(fault, seed)
+    step, dies = draw.randrange(3, 9), draw.randrange(2)
+    trial.starts()
     process = elastic.launch("cluster=2x1xA100", "cluster.hosts=[n1,n2]")
-    elastic.wait_for_step(3, 2, process)
-    os.kill(hosts.hosts[1].init, signal.SIGKILL)
+    elastic.wait_for_step(step, 2, process)
+    os.kill(hosts.hosts[dies].init, signal.SIGKILL)
     output, _ = process.communicate(timeout=_LIMIT_S)
+    trial.ends()
     assert process.returncode == 0, output
     (shrunk,) = elastic.events("replanned")
-    assert (shrunk["nodes"], shrunk["hosts"]) == (1, ["n1"])
+    assert (shrunk["nodes"], shrunk["hosts"]) == (1, [hosts.names[1 - dies]])
     elastic.check_losses(curve(_STEPS, _BATCH))
     assert not processes_of(elastic.run)
-    note(HOST_GONE, "ssh", time.monotonic() - began)
+    trial.passes()
 
 
-@pytest.mark.slow
-def test_a_run_shrinks_to_the_hosts_that_are_left_and_grows_again(elastic: Elastic, hosts: Hosts) -> None:
-    began = time.monotonic()
+@pytest.mark.parametrize(("fault", "launcher", "seed"), seeded(HOST_BACK, "ssh", quick=False))
+def test_a_run_shrinks_to_the_hosts_that_are_left_and_grows_again(
+    trial: Trial, fault: Fault, seed: int, elastic: Elastic, hosts: Hosts
+) -> None:
+    draw = dice(fault, seed)
+    step, cut = draw.randrange(3, 9), draw.randrange(3)
+    trial.starts()
     process = elastic.launch()
-    elastic.wait_for_step(3, 3, process)
-    hosts.hosts[1].cut()
-    elastic.wait_for_step(7, 2, process)
-    hosts.hosts[1].restore()
-    kill_rank(elastic.run, 0, hosts)
+    elastic.wait_for_step(step, 3, process)
+    hosts.hosts[cut].cut()
+    elastic.wait_for_step(step + 4, 2, process)
+    hosts.hosts[cut].restore()
+    kill_rank(elastic.run, draw.randrange(2), hosts)
     output, _ = process.communicate(timeout=_LIMIT_S)
+    trial.ends()
     assert process.returncode == 0, output
     shrunk, grown = elastic.events("replanned")
-    assert (shrunk["nodes"], shrunk["hosts"], shrunk["generation"]) == (2, ["n1", "n3"], 2)
-    assert (grown["nodes"], grown["hosts"], grown["generation"]) == (3, ["n1", "n2", "n3"], 3)
-    assert "n2: ssh exits 255" in shrunk["why"]
+    left = [name for name in hosts.names if name != hosts.names[cut]]
+    assert (shrunk["nodes"], shrunk["hosts"], shrunk["generation"]) == (2, left, 2)
+    assert (grown["nodes"], grown["hosts"], grown["generation"]) == (3, list(hosts.names), 3)
+    assert f"{hosts.names[cut]}: ssh exits 255" in shrunk["why"]
     assert "3 nodes x 1 GPUs" in shrunk["before"]
     assert "dp 2" in shrunk["after"]
     assert [event["cause"] for event in elastic.events("attempt_ended")] == ["host_lost", "killed"]
@@ -167,7 +170,7 @@ def test_a_run_shrinks_to_the_hosts_that_are_left_and_grows_again(elastic: Elast
     assert "2 times, now for 3 nodes" in said
     assert kept[2] == (elastic.run / "plan.json").read_text()
     assert not processes_of(elastic.run)
-    note(HOST_BACK, "ssh", time.monotonic() - began)
+    trial.passes()
 
 
 @pytest.mark.slow
@@ -191,27 +194,33 @@ def test_survivors_wait_where_the_batch_does_not_divide(runner: str, elastic: El
         host.restore()
 
 
-@pytest.mark.slow
-def test_below_the_fewest_nodes_a_run_stops_and_resumes_with_more(elastic: Elastic, hosts: Hosts) -> None:
-    began = time.monotonic()
+@pytest.mark.parametrize(("fault", "launcher", "seed"), seeded(TOO_FEW, "ssh", quick=False))
+def test_below_the_fewest_nodes_a_run_stops_and_resumes_with_more(
+    trial: Trial, fault: Fault, seed: int, elastic: Elastic, hosts: Hosts
+) -> None:
+    draw = dice(fault, seed)
+    step, stays = draw.randrange(3, 9), draw.choice(hosts.hosts)
+    lost = [host for host in hosts.hosts if host != stays]
+    trial.starts()
     process = elastic.launch("restart.min_nodes=2")
-    elastic.wait_for_step(3, 3, process)
-    for host in hosts.hosts[1:]:
+    elastic.wait_for_step(step, 3, process)
+    for host in lost:
         host.cut()
     output, _ = process.communicate(timeout=_LIMIT_S)
+    trial.ends()
     assert process.returncode == 1, output
-    assert "1 of 3 hosts can be used, restart.min_nodes is 2: n2: ssh exits 255" in output
+    assert f"1 of 3 hosts can be used, restart.min_nodes is 2: {lost[0].name}: ssh exits 255" in output
     assert read_state(elastic.run).status == "failed"
     assert not elastic.events("replanned")
     refused = elastic.dslaunch("resume", elastic.run.name, "--skip-preflight")
     said, _ = refused.communicate(timeout=_LIMIT_S)
     assert refused.returncode == 3, said
     assert "restart.min_nodes is 2" in said
-    hosts.hosts[2].restore()
+    lost[draw.randrange(2)].restore()
     resumed = elastic.dslaunch("resume", elastic.run.name, "--skip-preflight")
     said, _ = resumed.communicate(timeout=_LIMIT_S)
     assert resumed.returncode == 0, said
     assert "planned anew, generation 2: 2 nodes x 1 GPUs" in said
     elastic.check_losses(curve(_STEPS, _BATCH))
     assert not processes_of(elastic.run)
-    note(TOO_FEW, "ssh", time.monotonic() - began)
+    trial.passes()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from dslaunch.run.causes import Facts, judge
@@ -29,6 +32,18 @@ def test_a_killed_rank_is_told_with_what_it_was_about_to_do(tmp_path: Path) -> N
     assert rank.phase == "saving step 4"
     ending = judge(Facts(1, "", (), [rank], tmp_path / "logs"))
     assert str(ending.evidence[-1]) == "ranks: rank 3 exits 137 (SIGKILL) while saving step 4"
+
+
+def test_one_rank_notes_the_versions_that_it_runs_with(tmp_path: Path) -> None:
+    for rank in ("0", "3"):
+        environment = {**os.environ, "DSLAUNCH_RUN_DIR": str(tmp_path / rank), "RANK": rank}
+        code = "from dslaunch.progress import watch; watch()"
+        subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+    found = json.loads((tmp_path / "0" / "ranks" / "versions.json").read_text())
+    assert found["python"] == platform.python_version()
+    assert found["numpy"] == metadata.version("numpy")
+    assert "0.stacks" in [path.name for path in (tmp_path / "0" / "ranks").iterdir()]
+    assert [path.name for path in (tmp_path / "3" / "ranks").iterdir()] == ["3.stacks"]
 
 
 def test_outside_a_run_nothing_is_written(tmp_path: Path) -> None:

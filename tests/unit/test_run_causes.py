@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -12,9 +13,11 @@ import pytest
 
 from dslaunch.planfile import SupervisionPlan
 from dslaunch.run.causes import Ending, Evidence, Facts, judge
+from dslaunch.run.disk import RESERVE, full_disks, give_back, reserve
 from dslaunch.run.policy import Past, decide, policies
 from dslaunch.run.records import furthest, read_ranks
 from dslaunch.schema.supervision import Action, Cause
+from tests.command import CommandLine
 
 Statuses = dict[int, str]
 
@@ -54,6 +57,8 @@ TEXTS = [
     ("[E ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(", "communication"),
     (PEER_LOST, "communication"),
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu_fault"),
+    ("dslaunch.runtime: not as planned: steps 2 to 6 took 3 s each (median); the plan says 1 s: 33% of the "
+     "planned speed; the bound is 39% (50% of the slow end of the plan's error band).", "not_as_planned"),
     ("ValueError: a batch that nobody expected", "program"),
 ]  # fmt: skip
 
@@ -66,11 +71,32 @@ def test_a_ranks_last_words_tell_the_cause_and_are_quoted(text: str, cause: str,
     assert text in ending.why
 
 
-@pytest.mark.parametrize(
-    ("status", "cause"),
-    [("137", "killed"), ("139", "crashed"), ("134", "crashed"), ("2", "configuration"), ("127", "wrong_program"),
-     ("143", "preempted"), ("running", "killed"), ("255", "program"), ("1", "program")],
-)  # fmt: skip
+LOST = [
+    "dslaunch: n2: lost: ssh exits 255: client_loop: send disconnect: Broken pipe",
+    "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-29T21:00:00 DUE TO NODE FAILURE ***",
+    "ssh: connect to host n2 port 22: No route to host",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_a_lost_host_is_told_by_the_launcher_and_not_by_the_ranks_that_lost_it(text: str, tmp_path: Path) -> None:
+    ending = _judge(tmp_path, {0: "143"}, launcher=1, launcher_0=f"{text}\n", rank_0="step 7\n")
+    assert (ending.cause, ending.rank, ending.evidence[0].line) == ("host_lost", None, text)
+
+
+EXITS = [
+    ("137", "killed"), ("139", "crashed"), ("134", "crashed"), ("2", "configuration"), ("127", "wrong_program"),
+    ("143", "preempted"), ("running", "killed"), ("255", "program"), ("1", "program"),
+]  # fmt: skip
+
+
+def test_every_cause_has_a_case() -> None:
+    here = {cause for _, cause in (*TEXTS, *EXITS)} | {"user", "host_lost"}
+    elsewhere = {"hang", "breach"}  # the watchdog's chaos, and notify.breach (test_run_notify.py)
+    assert here | elsewhere == set(policies())
+
+
+@pytest.mark.parametrize(("status", "cause"), EXITS)
 def test_without_a_text_the_exit_status_tells(status: str, cause: str, tmp_path: Path) -> None:
     assert _judge(tmp_path, {0: status}, launcher=1).cause == cause
 
@@ -114,6 +140,28 @@ def test_a_killed_launcher_is_told_from_its_ranks_which_were_ended_with_it(tmp_p
     assert (ending.cause, ending.evidence) == ("killed", (Evidence("the launcher", "exits 137 (SIGKILL)"),))
 
 
+def test_a_full_disk_is_the_cause_though_no_rank_could_write_so(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "0.exit").write_text("1\n")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").touch()
+    disk = Evidence("this host", "runs/a-1: No space left on device")
+    facts = Facts(1, "", (), read_ranks(tmp_path / "ranks"), tmp_path / "logs", disks=(disk,))
+    assert (judge(facts).cause, judge(facts).evidence[0]) == ("disk_full", disk)
+    assert judge(replace(facts, stopped_by="SIGINT")).cause == "user"
+    before = sorted(tmp_path.iterdir())
+    assert full_disks([tmp_path, tmp_path / "nowhere"]) == ()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_room_that_is_held_for_the_last_records_is_given_back(tmp_path: Path) -> None:
+    reserve(tmp_path)
+    assert (tmp_path / RESERVE).stat().st_blocks * 512 >= 1 << 18
+    give_back(tmp_path)
+    give_back(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_users_signal_comes_before_everything(tmp_path: Path) -> None:
     ending = _judge(tmp_path, {0: "1"}, stopped_by="SIGINT", rank_0="No space left on device")
     assert ending.cause == "user"
@@ -144,6 +192,13 @@ def test_the_causes_of_the_file_are_those_of_the_schema() -> None:
 @pytest.mark.parametrize("cause", ["configuration", "wrong_program", "user", "disk_full", "checkpoint"])
 def test_what_a_person_must_change_is_never_retried(cause: str) -> None:
     assert decide(SupervisionPlan(restart_max=100), [Past(cause, 5)]).action == "stop"
+
+
+@pytest.mark.parametrize("cause", ["configuration", "user"])
+def test_nobody_can_ask_for_its_retry(cause: str, dslaunch: CommandLine) -> None:
+    done = dslaunch("plan", "recipe=vla_tiny", f"restart.actions.{cause}=retry")
+    assert done.status == 2
+    assert f"restart: actions.{cause} is retry, and only stop is allowed" in done.err
 
 
 def test_a_restart_counts_only_where_it_brought_no_new_step() -> None:

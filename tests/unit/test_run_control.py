@@ -142,6 +142,8 @@ def test_an_attempt_puts_the_records_of_the_one_before_aside(tmp_path: Path) -> 
     logs_of(folder, 4).mkdir()
     with pytest.raises(ConfigError, match="another command is starting attempt 4"):
         begin_attempt(folder, "at the same time")
+    os.utime(logs_of(folder, 4), (1000, 1000))
+    assert begin_attempt(folder, "the other command was killed") == 4
 
 
 def test_a_run_is_found_by_name_by_folder_and_as_the_newest(tmp_path: Path) -> None:

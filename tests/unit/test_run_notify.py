@@ -19,7 +19,9 @@ from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute
 from dslaunch.launch.supervised import run_attempts
 from dslaunch.planfile import Plan, SupervisionPlan
+from dslaunch.progress import save_asked
 from dslaunch.run.state import State, read_events, read_state, write_state
+from tests.command import CommandLine
 from tests.launching import make_files, make_plan
 
 WEBHOOK = "TEST_WEBHOOK_ADDRESS"
@@ -102,6 +104,24 @@ def test_a_breach_that_is_to_stop_the_run_does_so_and_is_not_retried(tmp_path: P
     assert (ended["cause"], ended["action"]) == ("breach", "stop")
     assert "grad_norm 30 is above 10" in ended["evidence"][0]
     assert any("`dslaunch resume` goes on" in line for line in said)
+
+
+def test_a_breach_may_ask_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, run_dir = run_in(tmp_path, saving_breaches=("gradient_norm",))
+    assert status == 0
+    (asked,) = [event["details"] for event in read_events(run_dir) if event["kind"] == "save_asked"]
+    assert asked == {"attempt": 1, "threshold": "gradient_norm"}
+    assert not save_asked()
+    monkeypatch.setenv("DSLAUNCH_RUN_DIR", str(run_dir))
+    assert [save_asked(), save_asked()] == [True, False]
+
+
+def test_a_program_that_cannot_be_asked_for_a_checkpoint_is_refused(dslaunch: CommandLine) -> None:
+    """Megatron's saves and ends at a signal, and does nothing else when it is asked."""
+    words = ("recipe=llama3_70b", "cluster=64xH100", "engine=megatron", "strategy=auto")
+    done = dslaunch("plan", *words, "notify.breach.step_time=checkpoint")
+    assert done.status == 3
+    assert "notify.breach.step_time=checkpoint is for dslaunch.runtime, and this plan runs the program" in done.err
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,21 @@ def test_events_of_many_writers_do_not_mix(tmp_path: Path) -> None:
     assert {event["schema"] for event in events} == {"dslaunch.events/1"}
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_crash_at_any_byte_costs_the_event_at_hand_alone(tmp_path: Path) -> None:
+    """Cut at each byte, the log reads as far as it is whole, and what is added then is read too."""
     assert read_events(tmp_path) == []
-    append_event(tmp_path, "prepared")
-    append_event(tmp_path, "started", text="é")
     path = tmp_path / "events.jsonl"
-    path.write_bytes(path.read_bytes()[:-4])
-    assert [event["kind"] for event in read_events(tmp_path)] == ["prepared"]
+    ends = [0]
+    for kind in ("prepared", "started", "finished"):
+        append_event(tmp_path, kind, text="é\n")
+        ends.append(path.stat().st_size)
+    text, kinds = path.read_bytes(), ["prepared", "started", "finished"]
+    for size in range(len(text) + 1):
+        path.write_bytes(text[:size])
+        whole = [kind for kind, end in zip(kinds, ends[1:], strict=True) if end - 1 <= size]
+        assert [event["kind"] for event in read_events(tmp_path)] == whole, size
+        append_event(tmp_path, "resume", text="é")
+        assert [event["kind"] for event in read_events(tmp_path)] == [*whole, "resume"], size
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,19 @@ import pytest
 
 from dslaunch.errors import ConfigError
 from dslaunch.plan.interval import best_interval_s, interval
-from dslaunch.planfile import prediction_from_json
+from dslaunch.planfile import SupervisionPlan, prediction_from_json
 from dslaunch.render import gpus
 from dslaunch.render.profiled import communication_share
+from dslaunch.review.measured import measured
+from dslaunch.rules.symptoms import matching
 from dslaunch.run import thresholds
+from dslaunch.run.notify import Notifier
+from dslaunch.run.state import State, write_state
 from dslaunch.run.thresholds import Breach, Vitals
+from dslaunch.run.tracking import Tracker
 from dslaunch.schema.supervision import Watched
 from tests.command import CommandLine
+from tests.launching import make_plan
 from tests.unit.test_preflight_reading import NVLINK_A100
 
 
@@ -59,6 +65,14 @@ def test_a_loss_jumps_above_three_sigma_of_those_before(tmp_path: Path) -> None:
     assert "learning rate" in breach.describe()
 
 
+def test_what_is_told_of_a_breach_is_a_symptom_that_explain_knows() -> None:
+    found = {each.name: matching(Breach(each, 7, 3.0, 2.0).describe())[0].id for each in thresholds.thresholds()}
+    slow = ("checkpoint_time", "communication_share", "nvlink_load", "scaling_efficiency", "step_time")
+    gpus = ("gpu_activity", "gpu_slowed", "gpu_steadiness", "gpu_utilization", "straggler")
+    expected = {"gradient_norm": "loss-spike", "loss_jump": "loss-spike"}
+    assert found == expected | dict.fromkeys(slow, "slow") | dict.fromkeys(gpus, "uneven-utilisation")
+
+
 def test_a_slow_checkpoint_is_told(tmp_path: Path) -> None:
     vitals = Vitals(tmp_path)
     _add(tmp_path, "checkpoints.jsonl", step=10, save_time_s=299.0)
@@ -78,6 +92,42 @@ def test_half_a_line_waits_for_its_end_and_a_cut_file_is_read_on(tmp_path: Path)
     _add(tmp_path, step=1, grad_norm=1.0)
     _add(tmp_path, step=2, grad_norm=60.0)
     assert _named(vitals.look()) == [("gradient_norm", 2)]
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "7", '"x"', "{}", "null", "{", "\xff", '{"grad_norm": "many", "step": 3}', '{"step": "third"}',
+             '{"step": Infinity, "loss": {}}', '{"step": null, "step_time_s": true}', '{"step": 3, "loss": []}'],
+)  # fmt: skip
+def test_what_a_program_writes_beside_the_figures_ends_nothing(line: str, tmp_path: Path) -> None:
+    vitals = Vitals(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    assert vitals.look() == []
+    _add(tmp_path, step=4, grad_norm=50.0)
+    assert _named(vitals.look()) == [("gradient_norm", 4)]
+    (tmp_path / "metrics.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    write_state(tmp_path, State("a-1", "local", "running"))
+    lost: list[str] = []
+    wanted = SupervisionPlan(prometheus_dir=str(tmp_path))
+    Notifier(tmp_path, wanted, lost.append, Tracker(tmp_path, make_plan(), lost.append)).write()
+    assert 'dslaunch_up{run=' in next(tmp_path.glob("*.prom")).read_text()
+    assert lost == []
+    found = measured(tmp_path)
+    assert found is not None
+    assert found.steps == ()
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_a_loss_that_is_no_number_is_a_jump_at_once(value: str, tmp_path: Path) -> None:
+    vitals = Vitals(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss": {value}}}\n' for step in (1, 2)))
+    (breach,) = vitals.look()
+    assert (breach.threshold.name, breach.step) == ("loss_jump", 1)
+    assert f"loss {float(value):.4g} is no finite number (loss_jump)" in breach.describe()
+    json.loads(json.dumps(breach.figures(), allow_nan=False))
+    for step in range(3, 60):
+        _add(tmp_path, step=step, loss=2.0)
+    assert vitals.look() == []
 
 
 def test_what_stood_there_before_is_history(tmp_path: Path) -> None:

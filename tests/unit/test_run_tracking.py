@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,10 @@ def test_the_package_writes_into_the_run_folder_and_nowhere_a_key(
     _row(run, 1, loss=2.0)
     tracker.end(succeeded=True)
     (log,) = run.glob("wandb/offline-run-*/*.wandb")
-    assert b"train/loss" in log.read_bytes()
+    limit = time.monotonic() + 30
+    while b"train/loss" not in log.read_bytes():  # its service writes the file a moment after `finish`
+        assert time.monotonic() < limit
+        time.sleep(0.1)
     assert [path.name for path in tmp_path.iterdir()] == ["vla-1"]
     assert not [path for path in run.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
