@@ -50,7 +50,15 @@ APART = (
     "strategy.llm.layers_per_stage=[3,3,2]"
 )
 """The decoder on ranks of its own."""
-NAMES = {APART: "the decoder on six ranks of its own, in three stages", TOWER: "a tower as large as the decoder"}
+MACRO = (
+    "training.schedule=gpipe training.macro_batches=4 strategy.llm.micro_batch=4 "
+    "strategy.vision_encoder.micro_batch=4 strategy.projector.micro_batch=2"
+)
+NAMES = {
+    APART: "the decoder on six ranks of its own, in three stages",
+    TOWER: "a tower as large as the decoder",
+    MACRO: "four macro-batches, by GPipe",
+}
 """Of layouts that are long to write."""
 LAYOUTS = (
     "",
@@ -69,6 +77,7 @@ LAYOUTS = (
     "training.precision=fp32 strategy.llm.zero=0",
     APART,
     TOWER,
+    MACRO,
 )
 
 

@@ -22,6 +22,8 @@ from dslaunch import progress
 from dslaunch.errors import DslaunchError
 
 _SAYS = "dslaunch.runtime: "
+TRAINING = "training step "
+"""How phases of training begin."""
 
 
 def main(argv: list[str]) -> int:
@@ -44,8 +46,8 @@ def main(argv: list[str]) -> int:
             return _show(options.plan)
         return _trained(options.plan, enter)
     except DslaunchError as error:
-        # The same on every rank, or on every rank of a host: one message per host is enough.
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        # Before the first step it is the same on every rank of a host; then it may be of one rank's samples.
+        if os.environ.get("LOCAL_RANK", "0") == "0" or phase[0].startswith(TRAINING):
             print(f"{_SAYS}{error}", file=sys.stderr)
         return error.status
     except ModuleNotFoundError as error:
@@ -70,8 +72,9 @@ def _trained(plan: Path, enter: Callable[[str], None]) -> int:
             print(f"{_SAYS}{stopped}", file=sys.stderr)
         return STATUS
     except NotDistributedError as error:
-        if os.environ["LOCAL_RANK"] == "0":
-            print(f"{_SAYS}{error}", file=sys.stderr)
+        # The same on every rank. Each log has to name the cause, and one of a host's all of it.
+        said = str(error) if os.environ["LOCAL_RANK"] == "0" else str(error).partition("\n")[0]
+        print(f"{_SAYS}not as planned: {said}", file=sys.stderr)
         return 1
     return 0
 

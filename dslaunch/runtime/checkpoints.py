@@ -22,7 +22,7 @@ from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.runtime import store
 from dslaunch.runtime.engines import Engine
 from dslaunch.runtime.graph import given_weights, unset_model
-from dslaunch.runtime.intact import is_intact
+from dslaunch.runtime.intact import LIST, is_intact
 from dslaunch.runtime.world import World
 
 CHECKPOINT_SCHEMA = "dslaunch.checkpoint/2"
@@ -65,13 +65,19 @@ def _where(layout: ComponentPlan) -> str:
     return f"tp {layout.tp}, dp {layout.dp}{cut}, ZeRO-{layout.zero}"
 
 
-def restore(engine: Engine, plan: Plan, world: World, folder: Path) -> None:
-    """Go on from the checkpoint in `folder`, which `check_readable` let pass; every rank calls it."""
+def restore(engine: Engine, plan: Plan, world: World, folder: Path) -> frozenset[str]:
+    """Go on from the checkpoint in `folder`, which `check_readable` let pass; every rank calls it.
+
+    Returns:
+        The parameters that it holds: they do not follow from the plan any more, whether they train or not.
+    """
     saved = read_note(folder)
     wanted = _layout(plan)
     if world.rank == 0 and saved.layout != wanted:
         print(f"{folder} was written as {saved.layout}; it goes on as {wanted}", flush=True)
-    store.restore(engine, store.Source(folder), saved.step)
+    source = store.Source(folder)
+    store.restore(engine, source, saved.step)
+    return frozenset(source.tensors)
 
 
 def find(path: Path) -> Path:
@@ -103,6 +109,19 @@ def newest_intact(root: Path, world: World) -> Path | None:
         if world.rank == 0:
             print(f"{folder} is broken and passed over: a file is missing, or not as it was written", flush=True)
     return None
+
+
+def check_intact(folder: Path, world: World) -> None:
+    """Every rank calls it.
+
+    Raises:
+        ConfigError: a file is missing, or not as it was written; on every rank alike.
+    """
+    if not is_intact(folder, world):
+        raise ConfigError(
+            f"checkpoint.load: {folder} is broken: a file that its {LIST} names is missing, or not as it was "
+            "written. Name another checkpoint, such as an earlier step of the run."
+        )
 
 
 def check_readable(folder: Path, plan: Plan) -> int:

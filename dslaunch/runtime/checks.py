@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import ComponentPlan, Plan, plan_from_json
-from dslaunch.runtime.supported import check_model, check_weights, cut_faults, trunk_of
+from dslaunch.runtime.supported import check_model, check_weights, cut_faults, macro_faults, trunk_of
 
 _EXECUTES = (
     "with this engine dslaunch.runtime executes one layout for the whole model, with tp = pp = cp = ep = 1: "
@@ -71,7 +71,9 @@ def _check_native(plan: Plan) -> None:
                 f"{plan.global_batch}. Plan again."
             )
     specs, edges, training = plan.model["components"], list(plan.model["edges"]), plan.training
-    if faults := cut_faults(specs, edges, plan.components, training.precision, training.seq_len):
+    faults = cut_faults(specs, edges, plan.components, training.precision, training.seq_len)
+    faults += macro_faults(specs, edges, plan.components, training.macro_batches)
+    if faults:
         raise ConfigError("\n".join(faults))
 
 

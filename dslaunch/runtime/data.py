@@ -72,6 +72,36 @@ class Samples(Protocol):
         ...
 
 
+class Fitting:
+    """A data set, every micro-batch of which is held to the plan: what does not fit is named."""
+
+    def __init__(self, data: Samples, plan: Plan) -> None:
+        specs = plan.model["components"]
+        self._data, self._most = data, plan.training.seq_len
+        self._towers = [name for name, spec in specs.items() if spec["arch"] == "vit" and not spec.get("module")]
+
+    def at(self, numbers: Iterable[int]) -> Batch:
+        """Raises ConfigError for a micro-batch that the model cannot take."""
+        wanted = list(numbers)
+        batch = self._data.at(wanted)
+        if fault := self._fault(batch, len(wanted)):
+            raise ConfigError(f"data.path: samples {wanted[0]} to {wanted[-1]}: {fault}")
+        return batch
+
+    def _fault(self, batch: Batch, samples: int) -> str:
+        rows, length = batch.tokens.shape
+        if rows != samples:
+            return f"{samples} were asked for, and {rows} came. Give as many as there are numbers."
+        if length > self._most:
+            return f"{length} tokens, and training.seq_len is {self._most}. Cut them, or plan with more."
+        if self._towers and len(batch.images) != samples:
+            return (
+                f"{len(batch.images)} images for {samples} samples; {self._towers[0]} takes one each. For several "
+                f"or none name a tower of transformers' in model.components.{self._towers[0]}.module."
+            )
+        return ""
+
+
 class Digits:
     """The data set, and the order in which it is read: a function of seed and sample number alone."""
 

@@ -43,9 +43,12 @@ class TorchEngine:
         )
         self.scheduler = make_scheduler(self.optimizer, plan.training)
         self._norm = 0.0
+        self._ordered = not isinstance(self.model, DistributedDataParallel)
 
     def step(self, number: int) -> StepResult:
         batches = micro_batches(self.data, number, self.world.rank, self.plan)
+        if not self._ordered:
+            self._order(batches[0])
         losses = [self._backward(batch, len(batches), batch is batches[-1]) for batch in batches]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -55,6 +58,17 @@ class TorchEngine:
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self._norm = float(whole)
         return StepResult(torch.stack(losses).mean(), self._norm, lr)
+
+    def _order(self, batch: Batch) -> None:
+        """Let DDP lay its buckets out before the first step.
+
+        It does so behind the first backward pass of a process, by the order in which gradients came, and sums are
+        rounded by their place in a bucket: a resumed run's first step would not be that of an unbroken run, to the
+        bit (torch/csrc/distributed/c10d/reducer.cpp, 2.13, rebuild_buckets).
+        """
+        self._backward(batch, 1, last=True)
+        self.optimizer.zero_grad()
+        self._ordered = True
 
     def _backward(self, batch: Batch, count: int, last: bool) -> Tensor:
         """DDP reduces with the last micro-batch; FSDP2 with each, so that its gradients stay sharded."""

@@ -1,7 +1,7 @@
 """A checkpoint as Hugging Face reads it: config.json and safetensors, in transformers' names.
 
     OUT/model.safetensors, or model-00001.safetensors ... with model.safetensors.index.json
-    OUT/config.json           where transformers has a class that computes the same
+    OUT/config.json           where transformers has a class that reads these files and computes the same
 
 A model of several components gets a folder for each: transformers has no class for the whole.
 """
@@ -85,7 +85,7 @@ def _component(plan: Plan, name: str, part: nn.Module, weights: Callable[[str], 
     named: Callable[[str], str] = partial(there, part)
     own: Any = getattr(part, "config", None)
     if is_own(part):
-        config = {**own.to_dict(), "dtype": _WORDS[dtype]} if own else {}
+        config = {**own.to_dict(), "dtype": _WORDS[dtype]} if own and getattr(part, "alone", True) else {}
     elif twin := twin_of(spec, plan.training.seq_len, _WORDS[dtype]):
         named, config, table = twin.name, twin.config, twin.table
     entries = []

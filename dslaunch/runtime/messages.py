@@ -17,7 +17,7 @@ from typing import Any
 
 from dslaunch.planfile import ComponentPlan, Plan
 from dslaunch.runtime.grid import Grid, Shares, grid_of
-from dslaunch.runtime.supported import judge_of, trunk_of
+from dslaunch.runtime.supported import judge_of, stands_apart, trunk_of
 from dslaunch.runtime.tasks import Lane, Task, in_lockstep, in_rounds
 
 PIPELINE = -1
@@ -119,15 +119,16 @@ def step_of(plan: Plan, rounds: int = 0) -> Step:
     """The step of `plan`.
 
     Args:
-        rounds: parts of a step that pass one after another, so that less is held at a time; 0: one where
-            components share ranks, as many as the micro-batches allow where the trunk stands apart.
+        rounds: parts of a step that pass one after another, so that less is held at a time; 0: the plan's
+            macro-batches where components share ranks, as many as the micro-batches allow where the trunk stands
+            apart.
     """
     specs, edges = plan.model["components"], tuple(plan.model["edges"])
     trunk, judge = trunk_of(specs), judge_of(specs, list(edges))
     front = [name for name in in_order(specs, edges) if name not in (trunk, judge)]
-    apart = stands_apart(plan, trunk, front)
+    apart = stands_apart(plan.components, trunk, front)
     most = math.gcd(*(plan.components[name].num_microbatches for name in (trunk, *front)))
-    rounds = rounds or (most if apart else 1)
+    rounds = rounds or (most if apart else plan.training.macro_batches)
     assert most % rounds == 0, (most, rounds)
     wanted = wanting_gradients(specs, edges)
     layouts, per_micro_batch = plan.components, plan.components[trunk].num_microbatches
@@ -148,12 +149,6 @@ def step_of(plan: Plan, rounds: int = 0) -> Step:
     head = lanes[judge] if judge != trunk else None
     tasks = order([lanes[name] for name in front], lanes[trunk], head, rounds, plan.training.schedule)
     return Step(parts, edges, trunk, judge, rounds, plan.cluster.gpus_per_node, tuple(tasks))
-
-
-def stands_apart(plan: Plan, trunk: str, front: list[str]) -> bool:
-    """Whether there are components before the trunk, and none has a rank of its."""
-    ranks = set(grid_of(plan.components[trunk]).ranks)
-    return bool(front) and all(ranks.isdisjoint(grid_of(plan.components[name]).ranks) for name in front)
 
 
 def in_order(specs: dict[str, Any], edges: tuple[dict[str, Any], ...]) -> list[str]:

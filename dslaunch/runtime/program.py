@@ -10,13 +10,14 @@ from dslaunch import progress
 from dslaunch.planfile import Plan, Prediction
 from dslaunch.runtime import checkpoints
 from dslaunch.runtime.checks import check_executable, read_plan
-from dslaunch.runtime.data import open_data
+from dslaunch.runtime.data import Fitting, open_data
 from dslaunch.runtime.engines import Engine, Enter, make_engine
 from dslaunch.runtime.metrics import Recorder, measure
-from dslaunch.runtime.proof import prove, read_prediction, speed
+from dslaunch.runtime.pace import Pace
+from dslaunch.runtime.proof import prove, read_prediction
 from dslaunch.runtime.reading import ReadAhead
 from dslaunch.runtime.saving import Saved, Saver
-from dslaunch.runtime.stopping import Stopped, StopRequest
+from dslaunch.runtime.stopping import Asked, Stopped, StopRequest
 from dslaunch.runtime.world import World, join_world, part, read_world
 
 
@@ -37,19 +38,23 @@ def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
     if given and not progress.resuming():
         checkpoints.check_readable(given, plan)  # before the ranks meet: none waits for one that has refused
     enter("opening the data")
-    data = ReadAhead(open_data(plan), plan.global_batch)
+    data = ReadAhead(Fitting(open_data(plan), plan), plan.global_batch)
     enter("meeting the other ranks")
     join_world(world, plan)
     own = checkpoints.newest_intact(checkpoint_dir(plan, folder), world) if progress.resuming() else None
+    if given and not own:
+        enter(f"looking through {given}")
+        checkpoints.check_intact(given, world)
     resumed = own or given
     start = checkpoints.check_readable(resumed, plan) if resumed else 0
     enter("building the model")
     engine = make_engine(plan, world, data, plan_path.parent, enter)
+    kept: frozenset[str] = frozenset()
     if resumed:
         enter(f"loading {resumed}")
-        checkpoints.restore(engine, plan, world, resumed)
+        kept = checkpoints.restore(engine, plan, world, resumed)
     try:
-        train(engine, plan, world, folder, start, enter, read_prediction(plan_path.parent))
+        train(engine, plan, world, folder, start, enter, read_prediction(plan_path), kept)
     except Stopped:
         part(world)
         raise
@@ -62,20 +67,27 @@ def checkpoint_dir(plan: Plan, folder: Path) -> Path:
 
 
 def train(
-    engine: Engine, plan: Plan, world: World, folder: Path, start: int, enter: Enter, prediction: Prediction | None
-) -> None:
+    engine: Engine, plan: Plan, world: World, folder: Path, start: int, enter: Enter,
+    prediction: Prediction | None, kept: frozenset[str],
+) -> None:  # fmt: skip
     """Steps `start` to the plan's last, with their metrics and checkpoints.
 
+    Args:
+        kept: parameters that were read from a checkpoint.
+
     Raises:
-        NotDistributedError: the first step shows that ranks do not hold what the plan says.
+        NotDistributedError: the first step shows that ranks do not hold what the plan says, or the next ones that
+            they are slower than it allows.
         SaveError: a checkpoint could not be written.
         Stopped: SIGTERM asked for an end, and a checkpoint is saved.
     """
     request = StopRequest()
     recorder = Recorder(folder, start, plan.training.steps) if world.rank == 0 else None
-    saver = Saver(engine, plan, world, checkpoint_dir(plan, folder), recorder.saved if recorder else _nothing)
+    told = recorder.saved if recorder else _nothing
+    saver = Saver(engine, plan, world, checkpoint_dir(plan, folder), told, kept)
     if recorder and start >= plan.training.steps:
         print(f"the checkpoint is at step {start} of {plan.training.steps}: nothing to train", flush=True)
+    pace = Pace(plan, prediction, world)
     for step in range(start, plan.training.steps):
         enter(f"training step {step + 1}")
         began = time.perf_counter()
@@ -86,17 +98,18 @@ def train(
         if step == start:
             enter("proving that the first step was distributed")
             _say(recorder, prove(engine, plan, world, prediction))
-        elif step == start + 1 and prediction:
-            _say(recorder, speed(metrics.step_time_s, prediction))
+        else:
+            _say(recorder, pace.took(step + 1, metrics.step_time_s))
         progress.step(step + 1)
         saver.advance()
-        ends = request.agreed(world)
-        if ends or is_saved(step + 1, plan):
+        asked = request.agreed(world)
+        if asked or is_saved(step + 1, plan):
             enter(f"saving step {step + 1}")
             saver.save(step + 1)
-        if ends and step + 1 < plan.training.steps:
+        if asked is Asked.END and step + 1 < plan.training.steps:
             saver.finish()
             raise Stopped(f"SIGTERM: ended after step {step + 1} of {plan.training.steps}, which is saved")
+    _say(recorder, pace.ended())
     saver.finish()
     if recorder:
         recorder.close()
@@ -107,8 +120,8 @@ def _nothing(_saved: Saved) -> None:
 
 
 def _say(recorder: Recorder | None, line: str) -> None:
-    """Once for all ranks."""
-    if recorder:
+    """Once for all ranks, where there is something to say."""
+    if recorder and line:
         print(line, flush=True)
 
 

@@ -1,12 +1,12 @@
 """The first step proves that the training is distributed as the plan says; a job that is not ends there.
 
 After it, replicas hold equal parameters, ranks that share a gradient norm have the same, and each rank holds the
-bytes of weights and optimizer states that the ledger reckoned with. The second step, the first without warm-up, is
-compared with the time that the plan predicts.
+bytes of weights and optimizer states that the ledger reckoned with. `pace` holds the next steps to their time.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -86,22 +86,17 @@ def prove(engine: Proved, plan: Plan, world: World, prediction: Prediction | Non
     dist.broadcast_object_list(verdict)
     faults, line = verdict[0]
     if faults:
-        raise NotDistributedError("after the first step\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise NotDistributedError("\n".join(("after the first step", *(f"  {fault}" for fault in faults))))
     return str(line)
 
 
-def read_prediction(folder: Path) -> Prediction | None:
-    """What `dslaunch render` predicted, where it stands beside the plan."""
-    path = folder / "prediction.json"
-    return prediction_from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
-
-
-def speed(seconds: float, prediction: Prediction) -> str:
-    """The second step against the plan."""
-    return (
-        f"second step: {seconds:.3g} s; the plan says {prediction.step_time_s:.3g} s: "
-        f"{prediction.step_time_s / seconds:.0%} of the planned speed"
-    )
+def read_prediction(plan_path: Path) -> Prediction | None:
+    """What `dslaunch render` predicted of this very plan, where it stands beside it."""
+    path = plan_path.parent / "prediction.json"
+    if not path.is_file():
+        return None
+    prediction = prediction_from_json(path.read_text(encoding="utf-8"), str(path))
+    return prediction if prediction.plan_sha256 == hashlib.sha256(plan_path.read_bytes()).hexdigest() else None
 
 
 def _judged(told: list[Witness], plan: Plan, prediction: Prediction | None) -> tuple[list[str], str]:
@@ -110,7 +105,9 @@ def _judged(told: list[Witness], plan: Plan, prediction: Prediction | None) -> t
     parameters = len({name for (name, _), count in copies.items() if count > 1})
     equal = f"{parameters} parameters equal on all their replicas" if parameters else "no parameter has replicas"
     line = f"first step: {equal}, gradient norms equal"
-    if prediction:
+    if prediction is None:
+        line += "; no prediction.json of this plan is beside it, so that bytes are held to nothing"
+    else:
         apart = _apart(told, plan, prediction)
         faults += [fault for _, fault in apart if fault]
         if apart:

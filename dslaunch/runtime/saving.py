@@ -11,7 +11,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +69,16 @@ class Saver:
     """Saves one checkpoint at a time under `root`; every rank has one, and all call its methods alike."""
 
     def __init__(
-        self, engine: Engine, plan: Plan, world: World, root: Path, told: Callable[[Saved], None]
-    ) -> None:
+        self, engine: Engine, plan: Plan, world: World, root: Path, told: Callable[[Saved], None],
+        kept: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """
         Args:
             told: called on each rank when a checkpoint is whole.
+            kept: parameters that were read from a checkpoint, and are written again where they are frozen now.
         """
         self.engine, self.plan, self.world, self.root, self.told = engine, plan, world, root, told
+        self.kept = kept
         self._writing: _Writing | None = None
 
     def save(self, step: int) -> None:
@@ -92,7 +95,7 @@ class Saver:
             _clear(folder)
         dist.barrier()
         later = self.plan.files.checkpoint_async
-        mine = share(self.engine, self.world, copied=later)
+        mine = share(self.engine, self.world, copied=later, kept=self.kept)
         plan = to_json(self.plan) if self.world.rank == 0 else ""
         self._writing = _Writing(step, folder, began, mine, plan)
         if not later:

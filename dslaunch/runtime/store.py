@@ -3,16 +3,17 @@
     rank-00003.safetensors    the pieces that one rank wrote: `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`
     index.json                by tensor: its whole shape, how it is cut, which file holds which elements
 
-Weights are those that the optimizer updates (fp32). Frozen parameters are left out: they follow from the plan. A
-rank reads the elements that it holds, whatever the layout that wrote them; where the tensor-parallel cut is
-another, it holds one whole tensor at a time.
+Weights are those that the optimizer updates (fp32). Frozen parameters are left out where they follow from the
+plan; those that were read from a checkpoint, in which they trained, are written again. A rank reads the elements
+that it holds, whatever the layout that wrote them; where the tensor-parallel cut is another, it holds one whole
+tensor at a time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -86,19 +87,22 @@ class Share:
         return names
 
 
-def share(keeper: Keeper, world: World, copied: bool) -> Share:
+def share(keeper: Keeper, world: World, copied: bool, kept: Collection[str] = ()) -> Share:
     """What this rank has to write; every rank calls it.
 
     Args:
+        kept: parameters that are written though they may not train, since they do not follow from the plan.
         copied: take the state as it is now to the host's memory, so that training may go on before it is written;
             else the tensors are the engine's own.
     """
     file = f"rank-{world.rank:05d}.safetensors"
     pieces = list(keeper.held())
+    if kept:
+        pieces = _with_kept(pieces, kept, world)
     written = [piece for piece in pieces if piece.written[0] < piece.written[1]]
     entries = [_entry(piece, kind, copied) for piece in written for kind in piece.kinds]
     rows = [(piece.name, _stored(piece, file)) for piece in written]
-    frozen = [piece.name for piece in pieces if not piece.trains]
+    frozen = [piece.name for piece in pieces if not (piece.trains or piece.name in kept)]
     gathered: list[Any] | None = [None] * world.size if world.rank == 0 else None
     dist.gather_object((rows, frozen), gathered)
     if gathered is None:
@@ -106,6 +110,25 @@ def share(keeper: Keeper, world: World, copied: bool) -> Share:
     every = _together(row for rows, _ in gathered for row in rows)
     names = {name for _, names in gathered for name in names}
     return Share(file, entries, index_text(every, names, keeper.extra()))
+
+
+def _with_kept(pieces: list[Held], kept: Collection[str], world: World) -> list[Held]:
+    """`pieces`, of which the frozen ones in `kept` are written by the first rank that holds them."""
+    mine = {_place(piece): piece for piece in pieces if piece.name in kept and not piece.trains}
+    told: list[Any] = [None] * world.size
+    dist.all_gather_object(told, list(mine))
+    elsewhere = {place for places in told[: world.rank] for place in places}
+    return [
+        replace(piece, written=(0, piece.weight.numel()))
+        if _place(piece) in mine and _place(piece) not in elsewhere
+        else piece
+        for piece in pieces
+    ]
+
+
+def _place(piece: Held) -> tuple[str, int, int, bool]:
+    """The same for those that hold the same elements."""
+    return piece.name, piece.cut.rank, piece.start, piece.trains
 
 
 def _entry(piece: Held, kind: str, copied: bool) -> Entry:

@@ -94,6 +94,10 @@ class Cut(Protocol):
     def layers_per_stage(self) -> tuple[int, ...]: ...
     @property
     def zero(self) -> int: ...
+    @property
+    def rank_offset(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
 
 
 def cut_faults(
@@ -126,6 +130,49 @@ def cut_faults(
         if layout.zero == 0 and precision != "fp32" and spec["train"] != "nothing":
             found.append(f"{key}.zero is 0; in {precision} dslaunch.runtime takes 1 or 2")
     return found
+
+
+def macro_faults(
+    specs: dict[str, Spec], edges: list[dict[str, Any]], layouts: Mapping[str, Cut], macro_batches: int
+) -> list[str]:
+    """Why a step cannot be cut into that many parts: a sentence each.
+
+    Args:
+        layouts: of all components, or of those that a search has looked at so far.
+    """
+    if macro_batches == 1:
+        return []
+    key, trunk, judge = f"training.macro_batches is {macro_batches}", trunk_of(specs), judge_of(specs, edges)
+    front = [name for name in specs if name not in (trunk, judge)]
+    if not front:
+        return [f"{key}; no component stands before {trunk}, for which a step is cut: leave it out"]
+    known = [name for name in (trunk, *front) if name in layouts]
+    if len(known) == 1 + len(front) and stands_apart(layouts, trunk, front):
+        return [
+            f"{key}; {listed(front)} stand on ranks of their own, ahead of {trunk} by what fills its pipeline: "
+            "leave it out"
+        ]
+    found = [
+        f"{key}; it does not divide the {layouts[name].num_microbatches} micro-batches of {name}: set "
+        f"strategy.{name}.micro_batch, or another number"
+        for name in known
+        if layouts[name].num_microbatches % macro_batches
+    ]
+    if not found and trunk in layouts and layouts[trunk].vpp > 1:
+        pp, passes = layouts[trunk].pp, layouts[trunk].num_microbatches // macro_batches
+        if passes % pp:
+            found.append(f"{key}; interleaved, each has {passes} micro-batches of {trunk}, no multiple of pp {pp}")
+    return found
+
+
+def stands_apart(layouts: Mapping[str, Cut], trunk: str, front: list[str]) -> bool:
+    """Whether there are components before the trunk, and none has a rank of its."""
+
+    def ranks(name: str) -> range:
+        return range(layouts[name].rank_offset, layouts[name].rank_offset + layouts[name].ranks)
+
+    own = ranks(trunk)
+    return bool(front) and all(ranks(name).stop <= own.start or own.stop <= ranks(name).start for name in front)
 
 
 def _head_faults(trunk: str, judge: str, layouts: Mapping[str, Cut]) -> list[str]:

@@ -11,7 +11,7 @@ from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Positive, 
 Cause = Literal[
     "user", "hang", "host_memory", "gpu_fault", "disk_full", "gpu_memory", "port_taken", "preempted",
     "wrong_program", "configuration", "checkpoint", "communication", "host_lost", "killed", "crashed", "program",
-    "breach",
+    "breach", "not_as_planned",
 ]  # fmt: skip
 """Why an attempt ended; dslaunch/run/causes.yaml says by what each is known, and what is done by default."""
 Action = Literal["stop", "retry", "retry_elsewhere", "requeue"]
@@ -44,13 +44,16 @@ class Restart(Part):
 
     @model_validator(mode="after")
     def _read_somewhere(self) -> Restart:
+        for cause, action in self.actions.items():
+            if cause in ("user", "configuration") and action != "stop":
+                raise ValueError(f"actions.{cause} is {action}, and only stop is allowed: it would end alike")
         if not self.elastic and "min_nodes" in self.model_fields_set:
             raise ValueError("min_nodes is set, but elastic is false, so nothing reads it; set elastic to true")
         return self
 
 
 class Watchdog(Part):
-    """When a run counts as hanging. Steps count, not log lines: see dslaunch.progress."""
+    """When a run counts as hanging, or as too slow. Steps count, not log lines: see dslaunch.progress."""
 
     minutes: NonNegativeFloat = 20.0
     """Minutes in which no rank completes a step, after the first one; longer than the longest checkpoint or
@@ -58,6 +61,9 @@ class Watchdog(Part):
     start_minutes: NonNegativeFloat | None = None
     """Minutes until the first step; 0: no limit. Not given: 60 for dslaunch.runtime, no limit for programs of
     yours, which need not report steps."""
+    min_speed: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Least share of the planned speed at which dslaunch.runtime goes on behind its first six steps; else it ends
+    with an error. 0: no bound. Not given: half of what the error band of the plan's time leaves; none on CPUs."""
 
 
 class Notify(Part):
@@ -66,9 +72,10 @@ class Notify(Part):
     webhook: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
     """Name of the environment variable that holds an address, such as a chat service's; it gets a POST with JSON
     where an attempt ends, the run hangs, a threshold is breached, and the run ends. The address stands nowhere."""
-    breach: dict[Watched, Literal["tell", "stop"]] = {}
-    """By threshold, what its breach does beside being told: stop ends the run, whose ranks get SIGTERM first, at
-    which dslaunch.runtime saves; tell, the default, leaves it alone."""
+    breach: dict[Watched, Literal["tell", "checkpoint", "stop"]] = {}
+    """By threshold, what its breach does beside being told: checkpoint asks the program to save after its step
+    (dslaunch.runtime does; a script asks dslaunch.progress.save_asked); stop ends the run, whose ranks get SIGTERM
+    first, at which dslaunch.runtime saves; tell, the default, leaves it alone."""
     wandb: str = ""
     """Project of Weights & Biases that the supervisor logs the run's figures to; empty: none. Its Python needs the
     package wandb; with wandb_mode=online the key is taken from WANDB_API_KEY, which launcher.pass_env hands on."""

@@ -60,6 +60,12 @@ def test_it_learns(trained: Path) -> None:
     assert found[-1] < 0.9 * found[0]
 
 
+def test_what_the_first_step_proved_is_said_once(trained: Path) -> None:
+    said = "".join(log.read_text() for log in trained.glob("rank*.txt"))
+    proved = "parameters equal on all their replicas, gradient norms equal, weights and optimizer states within "
+    assert said.count(proved) == said.count("of the ledger's") == said.count("of the planned speed") == 1
+
+
 def test_it_goes_on_exactly_where_a_checkpoint_was_written(trained: Path, tmp_path: Path) -> None:
     saved = trained / "checkpoints" / "step-00000002"
     assert {each.name for each in saved.iterdir()} == {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +28,8 @@ def run(folder: Path, strategy: str, *words: str, spoil: Callable[[int], None] |
     return run_ranks(written(folder / "run", files) / "plan.json", ranks, LIMIT_S, spoil)
 
 
-@pytest.mark.parametrize("strategy", ["hetero", "zero2", "fsdp2", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero3")
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp2", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("hetero", "ddp", "zero1", "zero3")
 )])  # fmt: skip
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_what_was_proved_is_said_once(strategy: str, precision: str, tmp_path: Path) -> None:
@@ -80,12 +82,37 @@ def other_norm(rank: int) -> None:
     engine_native.squared_norm = lambda *args: true(*args) * (1.5 if rank == BROKEN else 1.0)
 
 
+WAIT_S = 1.0
+
+
+def straggling(rank: int) -> None:
+    """One rank takes longer than the plan's whole step."""
+    _waiting(lambda _number: WAIT_S if rank == BROKEN else 0.0)
+
+
+def slow_at_first(_rank: int) -> None:
+    """The first step compiles and allocates."""
+    _waiting(lambda number: 0.0 if number else WAIT_S)
+
+
+def _waiting(seconds: Callable[[int], float]) -> None:
+    from dslaunch.runtime.engine_torch import TorchEngine
+
+    step = TorchEngine.step
+
+    def late(self: TorchEngine, number: int) -> Any:
+        time.sleep(seconds(number))
+        return step(self, number)
+
+    TorchEngine.step = late  # type: ignore[method-assign]
+
+
 def test_a_parameter_that_differs_ends_the_job_with_its_name(tmp_path: Path) -> None:
     outcome = run(tmp_path, "hetero", spoil=nudge)
     assert set(outcome.statuses) == {1}
     fault = r"llm: parameter parts.llm.embedding.weight \(shard 1\) on rank (1 is not that of rank 3|3 .* 1)\n"
     assert re.search(fault, outcome.output), outcome.output
-    assert outcome.output.count("after the first step") == 1
+    assert outcome.output.count("not as planned: after the first step\n") == len(outcome.statuses)
     assert "Traceback" not in outcome.output
 
 
@@ -102,6 +129,43 @@ def test_a_norm_that_differs_is_seen(tmp_path: Path) -> None:
     assert set(outcome.statuses) == {1}
     assert "llm, stage0: the gradient's norm is " in outcome.output
     assert f"on rank {BROKEN}" in outcome.output
+
+
+SIX = ("cluster.gpus_per_node=2", "strategy.every.micro_batch=16", "training.steps=6")
+
+
+def test_steps_that_are_slower_than_their_bound_end_the_job(tmp_path: Path) -> None:
+    """One rank waits in each step, as one with a slow GPU would."""
+    outcome = run(tmp_path, "ddp", *SIX, "watchdog.min_speed=0.9", spoil=straggling)
+    assert set(outcome.statuses) == {1}, outcome.output
+    fault = re.search(
+        r"not as planned: steps 2 to 6 took (\S+) s each \(median\); the plan says (\S+) s: (\d+)% of the planned "
+        r"speed; the bound is 90% \(watchdog.min_speed\)\.\n  Look for a slow .* or a lower watchdog.min_speed",
+        outcome.output, re.DOTALL,
+    )  # fmt: skip
+    assert fault, outcome.output
+    measured, planned, share = map(float, fault.groups())
+    assert measured > WAIT_S
+    assert share == pytest.approx(100 * planned / measured, abs=1)
+    assert outcome.output.count("not as planned") == len(outcome.statuses)
+    assert "Traceback" not in outcome.output
+
+
+def test_steps_within_their_bound_go_on_and_their_speed_is_said_once(tmp_path: Path) -> None:
+    """The first step takes longest, and does not count."""
+    outcome = run(tmp_path, "ddp", *SIX, "watchdog.min_speed=0.01", spoil=slow_at_first)
+    assert set(outcome.statuses) == {0}, outcome.output
+    (share,) = re.findall(r"(\d+)% of the planned speed; the bound is 1% \(watchdog.min_speed\)\n", outcome.output)
+    assert int(share) > 1
+
+
+def test_a_prediction_of_another_plan_is_held_against_nothing(tmp_path: Path) -> None:
+    files = dict(rendered(*WORDS, "strategy=ddp", "cluster.gpus_per_node=2", "strategy.every.micro_batch=16"))
+    files["plan.json"] = files["plan.json"].replace('"seed": 1234', '"seed": 1235')
+    outcome = run_ranks(written(tmp_path / "run", files) / "plan.json", 2, LIMIT_S)
+    assert set(outcome.statuses) == {0}, outcome.output
+    assert outcome.output.count("no prediction.json of this plan is beside it, so that bytes are held to") == 1
+    assert outcome.output.count("no prediction.json of this plan is beside it, so that the speed is held to") == 1
 
 
 def test_states_that_are_not_sharded_are_seen(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ PAIRS = [
     ("zero3", "zero1"),
     ("zero1", "ddp"),
     ("ddp", "zero2"),
-    ("zero2", "fsdp2"),
+    ("ddp", "ddp"),
     ("fsdp2", "zero3"),
     ("zero0", "twin of vla70b"),
     ("zero1", KEPT),
@@ -98,7 +98,8 @@ def test_every_layout_trains_alike_without_a_break(name: str, fast: Path) -> Non
 
 @pytest.mark.parametrize(("before", "name"), PAIRS)
 def test_another_layout_goes_on(before: str, name: str, fast: Path) -> None:
-    compare(fast, before, name, FP32)
+    """To the bit on the same layout; DDP lays out its buckets anew behind a process's first backward pass."""
+    compare(fast, before, name, 0 if before == name else FP32)
 
 
 @pytest.mark.parametrize(("before", "name"), IN_BF16)

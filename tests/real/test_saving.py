@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -101,6 +102,20 @@ def test_it_goes_on_exactly(trained: Path, tmp_path: Path) -> None:
     outcome = run(tmp_path / "run", f"checkpoint.load={trained / 'checkpoints' / 'step-00000004'}")
     assert outcome.statuses == [0] * WORLD, outcome.output
     assert losses(tmp_path / "run") == losses(trained)[4:]
+
+
+def test_a_checkpoint_that_is_named_and_broken_is_refused(trained: Path, tmp_path: Path) -> None:
+    """One byte is another: what trained on would be another model."""
+    broken = tmp_path / "broken"
+    shutil.copytree(trained / "checkpoints" / "step-00000004", broken)
+    file = broken / "rank-00001.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    outcome = run(tmp_path / "run", f"checkpoint.load={broken}")
+    assert outcome.statuses == [2] * WORLD, outcome.output
+    assert f"checkpoint.load: {broken} is broken: a file that its files.json names is missing" in outcome.output
+    assert "Traceback" not in outcome.output
 
 
 def full(folder: Path, rank: int) -> None:

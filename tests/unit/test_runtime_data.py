@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 
+from dslaunch.errors import ConfigError
 from tests.real import plans
 from tests.real.parts import need
 
 need("torch", "sklearn")
 
 import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 from dslaunch.runtime.data import (  # noqa: E402
     ACTIONS,
@@ -23,6 +26,7 @@ from dslaunch.runtime.data import (  # noqa: E402
     WORDS,
     Batch,
     Digits,
+    Fitting,
     as_bins,
     micro_batches,
     open_data,
@@ -147,3 +151,29 @@ def test_a_rate_that_stays_until_the_last_ten_steps(shape: str, step: int, expec
         lr_decay_shape=shape,
     )  # fmt: skip
     assert lr_factor(step, training, 1e-3) == pytest.approx(expected)
+
+
+class Given:
+    """A data set that gives what it is made with."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def at(self, numbers: Iterable[int]) -> Batch:
+        return self.batch
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": torch.zeros(3, 8, dtype=torch.int64)}, "samples 4 to 5: 2 were asked for, and 3 came"),
+        ({"tokens": torch.zeros(2, 999, dtype=torch.int64)}, "999 tokens, and training.seq_len is "),
+        ({"images": torch.zeros(0, 1, 8, 8)}, "0 images for 2 samples; vision_encoder takes one each"),
+    ],
+)
+def test_what_does_not_fit_the_plan_is_named(change: dict[str, Tensor], message: str, digits: Digits) -> None:
+    plan = plans.plan_for("ddp")
+    batch = digits.at([4, 5])
+    assert Fitting(Given(batch), plan).at([4, 5]) is batch
+    with pytest.raises(ConfigError, match=message):
+        Fitting(Given(replace(batch, **change)), plan).at([4, 5])

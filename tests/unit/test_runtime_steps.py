@@ -17,7 +17,7 @@ from dslaunch.engines.layout import Layout as Degrees
 from dslaunch.engines.registry import ENGINES
 from dslaunch.errors import ConfigError
 from dslaunch.plan.case import cases as ledger_cases
-from dslaunch.planfile import Plan, to_json
+from dslaunch.planfile import ComponentPlan, Plan, to_json
 from dslaunch.runtime.__main__ import main
 from dslaunch.runtime.checks import check_executable
 from dslaunch.runtime.drawing import mermaid, table
@@ -29,6 +29,7 @@ from tests.golden.cases import planned
 from tests.real.hetero_draws import drawn
 from tests.real.hetero_ranks import SAMPLES, Case, Layout, plan_of
 
+GIB = 2**30
 TWIN = Case(Layout(dp=4, tp=2, zero=2), Layout(dp=8, zero=2), Layout(pp=2, dp=2, tp=2, micro_batches=4))
 APART = Case(
     Layout(dp=3, zero=2, micro_batches=4),
@@ -282,6 +283,47 @@ def test_a_tower_ahead_of_the_decoder_holds_what_the_ledger_says(schedule: str, 
         assert max(held) == made[name].in_flight(0)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_macro_batches_are_held_as_the_ledger_says(parts: int, schedule: str) -> None:
+    """Each part of a step goes forward and back through all components before the next begins."""
+    words = [f"strategy.{name}.micro_batch=1" for name in ("vision_encoder", "projector", "llm")]
+    vpp = 2 if schedule == "interleaved" else 1
+    plan, predicted, config = planned(
+        "recipe=vla_tiny", "cluster=local", "strategy=hetero", f"training.schedule={schedule}", *words,
+        f"strategy.llm.vpp={vpp}", f"training.macro_batches={parts}",
+    )  # fmt: skip
+    layouts = {name: degrees(each) for name, each in plan.components.items()}
+    made = ledger_cases(config, ENGINES["native"], layouts, "fp32")
+    step = step_of(plan)
+    assert step.rounds == parts
+    for name, layout in plan.components.items():
+        for group in range(layout.pp):
+            own = [each for each in step.tasks if each.component == name and each.stage % layout.pp == group]
+            held = accumulate(1 if task.forward else -1 for task in own)
+            assert max(held) / layout.vpp == made[name].in_flight(group), name
+    whole, prediction, _ = planned(
+        "recipe=vla_tiny", "cluster=local", "strategy=hetero", f"training.schedule={schedule}", *words,
+        f"strategy.llm.vpp={vpp}",
+    )  # fmt: skip
+    boundary = [each.components["llm"][0].memory_gib.boundary for each in (prediction, predicted)]
+    if schedule != "gpipe":  # which sends as many micro-batches less to the next stage
+        assert boundary[0] - boundary[1] == pytest.approx(joined_bytes(whole) / GIB * (1 - 1 / parts))
+    assert (predicted.step_time_s > prediction.step_time_s) == (parts > 1)
+
+
+def joined_bytes(plan: Plan) -> int:
+    """What a rank of the decoder's first stage gets from the projector in a step, and gives back."""
+    tokens = sum(edge["tokens"] for edge in plan.model["edges"] if edge["to"] == "llm")
+    width, layout = plan.model["components"]["llm"]["hidden"], plan.components["llm"]
+    return 2 * layout.micro_batch * layout.num_microbatches * tokens * width * 4
+
+
+def degrees(layout: ComponentPlan) -> Degrees:
+    names = [each.name for each in fields(Degrees) if hasattr(layout, each.name)]
+    return Degrees(**{name: getattr(layout, name) for name in names})
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -290,6 +332,18 @@ def test_a_tower_ahead_of_the_decoder_holds_what_the_ledger_says(schedule: str, 
         (
             "strategy.projector.zero=3 model.components.projector.train=nothing",
             "strategy.projector.zero is 3; dslaunch.runtime keeps a frozen component whole",
+        ),
+        ("training.macro_batches=3", "it does not divide the 8 micro-batches of llm: set strategy.llm"),
+        (
+            "training.macro_batches=2 strategy.llm.vpp=2 strategy.llm.micro_batch=8 "
+            "strategy.projector.micro_batch=2 strategy.vision_encoder.micro_batch=4",
+            "interleaved, each has 1 micro-batches of llm, no multiple of pp 2",
+        ),
+        (
+            "training.macro_batches=2 strategy.vision_encoder.tp=1 strategy.vision_encoder.dp=4 "
+            "strategy.vision_encoder.rank_offset=0 strategy.projector.dp=4 strategy.projector.rank_offset=0 "
+            "strategy.llm.rank_offset=4 strategy.llm.dp=1",
+            "vision_encoder, projector stand on ranks of their own",
         ),
         ("strategy.vision_encoder.vpp=2", "interleaves the stages of a decoder alone"),
         ("strategy.llm.cp=2 strategy.llm.pp=1", "strategy.llm.cp is 2; native takes cp 1"),

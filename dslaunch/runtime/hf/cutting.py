@@ -79,6 +79,9 @@ class Kept(nn.Module):
 
     model: Any
     """transformers' own, of which this is a part."""
+    alone = True
+    """Whether its configuration's class reads this component's files by itself: `dslaunch export` then writes
+    config.json."""
 
     @property
     def units(self) -> list[nn.Module]:

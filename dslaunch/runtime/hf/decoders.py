@@ -37,6 +37,7 @@ class HfDecoder(Kept):
             self.lm_head = column(config.hidden_size, config.vocab_size, False, self.piece.shard)
             if config.tie_word_embeddings:
                 self.lm_head.weight = self.model.embed_tokens.weight
+        self.alone = not build.args.get("names")
         self.file_names = build.args.get("names") or {"model.": "model.", "lm_head.": "lm_head."}
         self.unread = (self.file_names.get("lm_head.", "lm_head."),) if config.tie_word_embeddings else ()
 

@@ -80,6 +80,7 @@ class Tower(Kept):
         self.model.fullatt_block_indexes = [i - self.piece.layers[0] for i in config.fullatt_block_indexes]
         self.file_names = build.args.get("names") or {"model.": "visual."}
         self.unread = (f"{self.file_names.get('model.', '')}merger.",)
+        self.alone = False  # the class has the merger too, and the names are those of the whole model's files
 
     def forward(self, x: Tensor | None, batch: Batch) -> Tensor:
         """Patches of all images, or what the stage before gives -> [B, room, H]."""

@@ -26,6 +26,7 @@ class HfTower(Kept):
         self.model = cut_model(build, config)
         self.used_layers = blocks_up_to(build.from_layer, build.spec["layers"])
         self._freeze_unused(build.spec["layers"])
+        self.alone = not build.args.get("names")
         self.file_names = build.args.get("names") or {"model.": ""}
         self.file_words = self.family.in_files
         self.unread = tuple(f"{self.file_names.get('model.', '')}{path}." for path in self.family.absent)
