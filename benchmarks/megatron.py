@@ -12,6 +12,8 @@ from typing import Any
 
 from benchmarks import habits
 from benchmarks.records import Record
+from benchmarks.stages import by_flags
+from dslaunch.hardware.software import flagged
 
 _PHRASE = re.compile(r"\b(attention-backend|transformer-impl) (\w+)")
 _GPT2_VOCABULARY, _BERT_VOCABULARY = 50257, 30522
@@ -76,7 +78,25 @@ def software(record: Record) -> dict[str, Any]:
         "alltoall_context": "CP comm a2a" in notes,
         "offloaded_modules": tuple(given.get("offload-modules") or ()),
         "half_moments": given.get("exp-avg-dtype") == "bf16",
+        **_flagged(record, given),
     }
+
+
+def _flagged(record: Record, given: dict[str, Any]) -> dict[str, Any]:
+    """Scaling, weights and optimizer by the flags.
+
+    Where they say nothing, weights of recipes are in 8 bits with one scale for a tensor or for each 32 values
+    (NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/training/mixed_precision.py, fp8_param_gather; NeMo's
+    fp8_params; NVIDIA/Megatron-LM: examples/llama), and an optimizer that a record has on the host is all there.
+    """
+    said = flagged("megatron", given)
+    found: dict[str, Any] = {"fp8": said.fp8} if said.fp8 != "none" else {}
+    recipe = habits.is_recipe(record) and "flags" not in (record.model_extra or {})
+    found["narrow_weights"] = said.narrow_weights or (recipe and record.precision in ("fp8", "mxfp8"))
+    away = (record.offload or "").startswith("optimizer") and not record.framework.startswith("Megatron-Deep")
+    found |= {"offloaded_layers": said.offloaded_layers} if said.offloaded_layers else {}
+    found["offloaded_states"] = said.offloaded_states or float(away)
+    return {**found, "overlapped_step": said.overlapped_step}
 
 
 def _before_fusion(record: Record) -> bool:
@@ -127,6 +147,20 @@ def _loss(record: Record, given: dict[str, Any]) -> str:
 
 
 def completed(record: Record) -> Record:
+    """With what its flags say of its stages, and of a hybrid's layers."""
+    return _hybrid(_staged(record))
+
+
+def _staged(record: Record) -> Record:
+    extra, pp, layers = record.model_extra or {}, record.pp or 1, record.model.layers or 0
+    if extra.get("layers_per_stage") or pp == 1:
+        return record
+    stages, virtual = by_flags(flags(record), layers, pp)
+    more: dict[str, Any] = {"layers_per_stage": list(stages), "vpp": virtual or record.vpp} if stages else {}
+    return Record.model_validate(record.model_dump() | more) if more else record
+
+
+def _hybrid(record: Record) -> Record:
     """With what a hybrid's flags say of its layers: `MEM*|EM-M/*E/*E` are two stages, and two further layers.
 
     Defaults of the mixer are those of megatron/core/transformer/transformer_config.py, 0.16.

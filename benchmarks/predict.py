@@ -7,9 +7,12 @@ whose id stands in data/mends.yaml are mended first.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from benchmarks import torch_family
 from benchmarks.flops_kinds import step_flops
@@ -19,6 +22,9 @@ from dslaunch.hardware.efficiency import SHIPPED, Tables
 from dslaunch.plan.case import Case
 from dslaunch.plan.memory import overhead_gib, reserved_gib, stage_memory
 from dslaunch.plan.time import step_time
+
+_STAGE = re.compile(r"\bpp_rank=(\d+)")
+"""The pipeline stage that was measured, in a record's words."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,13 @@ class Predicted:
 
 
 def predict(record: Record, tables: Tables = SHIPPED) -> Predicted:
-    """The prediction for one record; refused where it lacks a fact that nobody could guess."""
+    """The prediction for one record; refused if it lacks what nobody could guess or contradicts itself."""
     try:
         found = setting(record)
     except Missing as fact:
         return Predicted(record.id, refused=f"{fact} is not given")
+    except ValidationError as error:
+        return Predicted(record.id, refused=f"no run can be so: {error.errors()[0]['msg']}")
     kind = memory_kind(record)
     peak = peak_gib(found, kind)
     time = step_time(found.cases, tables)
@@ -79,7 +87,10 @@ def peak_gib(found: Setting, kind: str) -> float:
         sum(of(case, min(stage, case.layout.pp - 1)) for case in found.cases.values())
         for stage in range(max(case.layout.pp for case in found.cases.values()))
     ]
-    peak = stages[-1] if "LAST global rank" in (found.record.measured.peak_memory_kind or "") else max(stages)
+    words = found.record.measured.peak_memory_kind or ""
+    named = _STAGE.search(words)
+    peak = stages[-1] if "LAST global rank" in words else max(stages)
+    peak = stages[min(int(named[1]), len(stages) - 1)] if named else peak
     if kind != "nvidia_smi":
         return peak
     first = next(iter(found.cases.values()))

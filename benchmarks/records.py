@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 DATA = Path(__file__).parent / "data"
 RUNS = DATA / "published_runs.json"
@@ -17,7 +17,14 @@ MENDS = DATA / "mends.yaml"
 
 
 class _Part(BaseModel):
+    """Null is unknown, as if the key were absent."""
+
     model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, row: Any) -> Any:
+        return {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
 
 
 class Source(_Part):
@@ -28,9 +35,9 @@ class Source(_Part):
 
 
 class Moe(_Part):
-    num_experts: int
-    topk: int
-    moe_ffn: int
+    num_experts: int | None = None
+    topk: int | None = None
+    moe_ffn: int | None = None
     shared_ffn: int | None = 0
     dense_layers: int | None = None
     layer_freq: str | int | None = None

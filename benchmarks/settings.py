@@ -15,6 +15,7 @@ import yaml
 
 from benchmarks import habits, known, megatron, torch_family
 from benchmarks.records import Record, replicas, world_size
+from benchmarks.schedules import schedule
 from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.registry import ENGINES
@@ -22,6 +23,7 @@ from dslaunch.hardware.software import Family, Software
 from dslaunch.paths import data_root
 from dslaunch.plan.case import Case, cases
 from dslaunch.plan.memory import overhead_gib, reserved_gib
+from dslaunch.plan.schedules import FOLDED
 from dslaunch.schema.config import RunConfig
 
 _GPU_FILES = {
@@ -157,7 +159,7 @@ def _config(record: Record, engine: Engine) -> dict[str, Any]:
             "optimizer": {"lr": 1e-4},
             "sequence_parallel": habits.sequence_parallel(record) or torch_family.is_torchtitan(record),
             "overlap_comm": habits.overlaps(record),
-            "schedule": "interleaved" if (record.vpp or 1) > 1 else "1f1b",
+            "schedule": schedule(record),
         },
         "strategy": {"name": "layouts", "sharding": _sharding(record, engine)},
         "engine": {"name": engine.name},
@@ -196,8 +198,9 @@ def _decoder(record: Record) -> dict[str, Any]:
     if shape.moe:
         moe = shape.moe
         result["experts"] = {
-            "count": moe.num_experts, "top_k": moe.topk, "ffn": moe.moe_ffn, "shared_ffn": moe.shared_ffn or 0,
-            "dense_layers": moe.dense_layers or 0, "latent": moe.latent or 0,
+            "count": _needed(moe.num_experts, "model.moe.num_experts"),
+            "top_k": _needed(moe.topk, "model.moe.topk"), "ffn": _needed(moe.moe_ffn, "model.moe.moe_ffn"),
+            "shared_ffn": moe.shared_ffn or 0, "dense_layers": moe.dense_layers or 0, "latent": moe.latent or 0,
         }  # fmt: skip
     if shape.pattern:
         result |= {"pattern": shape.pattern, "mtp_pattern": shape.mtp_pattern or "", "mamba": shape.mamba}
@@ -248,7 +251,7 @@ def _layout(record: Record, layers: int) -> Layout:
     dp, pp = replicas(record), record.pp or 1
     micro = torch_family.micro_batch(record)
     return Layout(
-        tp=record.tp or 1, pp=pp, vpp=record.vpp or 1, cp=record.cp or 1, ep=record.ep or 1, dp=dp,
+        tp=record.tp or 1, pp=pp, vpp=record.vpp or _chunks(record), cp=record.cp or 1, ep=record.ep or 1, dp=dp,
         zero=_zero(record),
         offload=_offload(record),
         recompute=_recompute(record),
@@ -259,6 +262,11 @@ def _layout(record: Record, layers: int) -> Layout:
         expert_tp=_expert_tp(record),
         shard_size=_shard_size(record, dp * (record.cp or 1)),
     )  # fmt: skip
+
+
+def _chunks(record: Record) -> int:
+    """Virtual stages of a rank where none are printed: first and last parts of the model in a folded pipeline."""
+    return 2 if schedule(record) in FOLDED else 1
 
 
 def _with_ends(layers: int, pp: int) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ class StateCase:
     optimizer: Optimizer = "adamw"
     foreach_step: bool = False
     """The optimizer's step has a temporary tensor for each parameter at once."""
+    offloaded: float = 0.0
+    """Share of the optimizer's states that is stepped in host memory."""
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,11 @@ def states(case: StateCase) -> StateBytes:
     gradients are accumulated in fp32, stage 1 takes BF16_Optimizer, which keeps a whole fp32 buffer beside
     the bf16 gradients (8 + 12/N); stages 2 and 3 keep the reduced shard in fp32. In fp32 there is no other
     master than the weights, but ZeRO still keeps its own flat copy. With offload, master weights, moments
-    and the fp32 gradients of the shard (16/N) are in host memory, or in files on NVMe. Sources:
-    arXiv:1910.02054 section 3; arXiv:2104.07857 section 3; deepspeed/runtime/{engine,bf16_optimizer}.py and
-    runtime/zero/stage_1_and_2.py, 0.19.8.
+    and the fp32 gradients of the shard (16/N) are in host memory, or in files on NVMe. Beside them, in host
+    memory either way, are at stages 1 and 2 the shard's new weights on their way to the GPU
+    (param_buffer_of_bit16_for_cpu_offload_groups), and at stage 3 its gradients in the type that they are added
+    up in (grad_partitions_flat_buffer). Sources: arXiv:1910.02054 section 3; arXiv:2104.07857 section 3;
+    deepspeed/runtime/{engine,bf16_optimizer}.py and runtime/zero/{stage_1_and_2,stage3}.py, 0.19.8.
     """
     n, width = case.shard, WIDTH[case.precision]
     accum = WIDTH[case.grad_accum_dtype]
@@ -44,9 +46,10 @@ def states(case: StateCase) -> StateBytes:
     gpu_gradients = 0.0 if case.zero >= 2 else gradients
     away = 16.0 / n + (weights if case.offload.endswith("_params") else 0.0)
     on_gpu = 0.0 if case.offload.endswith("_params") else weights
+    beside = (accum if case.zero == 3 else width) / n
     if case.offload.startswith("nvme"):
-        return StateBytes(on_gpu, gpu_gradients, 0.0, nvme=away)
-    return StateBytes(on_gpu, gpu_gradients, 0.0, host=away)
+        return StateBytes(on_gpu, gpu_gradients, 0.0, host=beside, nvme=away)
+    return StateBytes(on_gpu, gpu_gradients, 0.0, host=away + beside)
 
 
 def _step(zero: int, shards: int, width: int, accum: int) -> float:

@@ -17,7 +17,9 @@ def states(case: StateCase) -> StateBytes:
 
     Gradients in bf16 become fp32 for the step, shard by shard, where the optimizer does not read them as they
     are: its moments may be in 16 bits then too (the precision-aware optimizer). ZeRO-3, Megatron's FSDP,
-    shards all. Source: docs/source/api-guide/dist_optimizer.md and
+    shards all. The share of states that --optimizer-offload-fraction puts on the host has master weights, their
+    gradient and moments there, all in fp32 (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py).
+    Source: docs/source/api-guide/dist_optimizer.md and
     megatron/core/optimizer/distrib_optimizer.py of NVIDIA/Megatron-LM, core 0.16.
     """
     n = case.shard if case.zero else 1
@@ -25,8 +27,10 @@ def states(case: StateCase) -> StateBytes:
     if case.precision == "fp32":
         return StateBytes(4.0 / whole, 4.0 / whole, 8.0 / n)
     gradients = 4.0 if case.grad_accum_dtype == "fp32" else 2.0
-    step = 4.0 / n if gradients == 2.0 and not case.half_moments else 0.0
-    return StateBytes(2.0 / whole, gradients / whole, (8.0 if case.half_moments else 12.0) / n, step=step)
+    on_gpu, half_moments = 1 - case.offloaded, case.half_moments and not case.offloaded
+    step = 4.0 * on_gpu / n if gradients == 2.0 and not half_moments else 0.0
+    optimizer = (8.0 if half_moments else 12.0) * on_gpu / n
+    return StateBytes(2.0 / whole, gradients / whole, optimizer, host=16.0 * case.offloaded / n, step=step)
 
 
 def trains(config: RunConfig, allowed: tuple[str, ...]) -> list[str]:

@@ -68,7 +68,7 @@ ENGINE = dataclasses.replace(
     zero_with_pipeline=frozenset({0, 1}),
     offload=frozenset({"none", "cpu"}),
     precisions=frozenset({"bf16", "fp16", "fp32"}),
-    schedules=frozenset({"1f1b"}),
+    schedules=frozenset({"1f1b", "zb-h1"}),
     source="deepspeed/runtime/pipe/engine.py, 0.19.8: ZeRO-2 and ZeRO-3 are incompatible with pipelines",
     limits=limits,
 )

@@ -24,6 +24,10 @@ MTP_WITH_CP_SINCE = "0.14.0"
 """Layers that predict further tokens go with context parallelism from here on."""
 
 
+_STATE_TYPES = ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
+"""Flags that give parts of the optimizer's states a type (megatron/core/optimizer/optimizer_config.py)."""
+
+
 def combinations(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     """A sentence for each combination that the version does not take."""
     version = named(config.engine.version, megatron_versions()) or DEFAULT
@@ -38,6 +42,7 @@ def combinations(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
             *_experts(config, name, decoder, layout),
             *_expert_biases(name, decoder, layout, version),
             *_dispatched(config, name, decoder, layout),
+            *_optimizer_flags(config, name, layout),
         )
     ]
 
@@ -111,6 +116,33 @@ def _expert_biases(name: str, decoder: Decoder, layout: Layout, version: str) ->
             f"model.components.{name}.mlp_bias is true, and {layout.etp} ranks share an expert: Megatron-LM core "
             f"{version} takes biases of whole experts only. Set strategy.{name}.etp=1"
         )
+
+
+def _optimizer_flags(config: RunConfig, name: str, layout: Layout) -> Iterator[str]:
+    """Flags of engine.extra that Megatron takes in company only, or whose value is none of its own."""
+    extra, key = config.engine.extra, "engine.extra"
+    sharded = f"strategy.{name}.zero=1"
+    beside = f"Megatron takes it beside {key}.use-precision-aware-optimizer=true only"
+    if extra.get("optimizer-cpu-offload"):
+        if not extra.get("use-precision-aware-optimizer"):
+            yield f"{key}.optimizer-cpu-offload: {beside}"
+        if extra.get("fp8-param-gather") and extra.get("fp8-recipe", "delayed") != "delayed":
+            yield (
+                f"{key}.optimizer-cpu-offload and fp8-param-gather: Megatron takes both with fp8-recipe=delayed "
+                f"only, found {extra['fp8-recipe']}"
+            )
+    for flag in _STATE_TYPES:
+        if extra.get(flag, "fp32") != "fp32" and not extra.get("use-precision-aware-optimizer"):
+            yield f"{key}.{flag} is {extra[flag]}: {beside}"
+    share = extra.get("optimizer-offload-fraction", 1.0)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        yield f"{key}.optimizer-offload-fraction is {share!r}: a share of the optimizer's states, from 0 to 1"
+    for flag in ("use-precision-aware-optimizer", "fp8-param-gather"):
+        if extra.get(flag) and layout.zero == 0:
+            yield f"{key}.{flag}: Megatron takes it with the distributed optimizer only. Set {sharded}"
+    if extra.get("fp8-param-gather") and not extra.get("fp8-format"):
+        fix = f"Set {key}.fp8-format, such as hybrid"
+        yield f"{key}.fp8-param-gather: weights can be in fp8 where products are. {fix}"
 
 
 def _dispatched(config: RunConfig, name: str, decoder: Decoder, layout: Layout) -> Iterator[str]:

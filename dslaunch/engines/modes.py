@@ -31,6 +31,8 @@ def only_elsewhere(config: RunConfig, engine: str) -> list[str]:
     found, dispatcher = only_deepspeed(config, engine), config.strategy.dispatcher
     if dispatcher != "alltoall" and engine not in WITH_DISPATCHERS:
         found.append(f"strategy.dispatcher is {dispatcher}, which is Megatron's; {engine} does not have it")
+    if (parts := config.training.macro_batches) > 1 and engine != "native":
+        found.append(f"training.macro_batches is {parts}, which engine native has; {engine} does not")
     return found
 
 

@@ -9,7 +9,7 @@ from dslaunch.engines import deepspeed
 from dslaunch.engines.deepspeed_modes import RUNTIME
 from dslaunch.engines.layout import Layout
 from dslaunch.errors import ConfigError
-from dslaunch.runtime.supported import check_model, check_weights, cut_faults
+from dslaunch.runtime.supported import check_model, check_weights, cut_faults, macro_faults
 from dslaunch.schema.config import RunConfig
 
 
@@ -27,8 +27,11 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         check_weights(model["components"], config.model.weights)
     except ConfigError as error:
         return [str(error)]
-    training = config.training
-    return cut_faults(model["components"], model["edges"], layouts, training.precision, training.seq_len)
+    training, specs, edges = config.training, model["components"], model["edges"]
+    return [
+        *cut_faults(specs, edges, layouts, training.precision, training.seq_len),
+        *macro_faults(specs, edges, layouts, training.macro_batches),
+    ]
 
 
 ENGINE = dataclasses.replace(

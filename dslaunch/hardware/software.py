@@ -48,6 +48,13 @@ class Software:
     """Modules whose kept tensors wait in host memory, in Megatron's words."""
     half_moments: bool = False
     """The optimizer's two moments are in 16 bits."""
+    narrow_weights: bool = False
+    """Layers have their matrices in the type of their products alone (Megatron's fp8_param_gather)."""
+    offloaded_states: float = 0.0
+    """Share of a rank's optimizer states that is in host memory, where they are stepped too (Megatron's
+    HybridDeviceOptimizer)."""
+    overlapped_step: bool = False
+    """What goes to the host and back for that runs beside it (--overlap-cpu-optimizer-d2h-h2d)."""
     balanced_routing: bool = False
     """Tokens are dealt to experts evenly, whatever the router says."""
     known_counts: bool = False
@@ -120,6 +127,49 @@ class Software:
 
 _SCALINGS: dict[str, Fp8] = {"blockwise": "blockwise", "mxfp8": "mxfp8"}
 """Of Megatron's --fp8-recipe; delayed, the default, and tensorwise have one scale for a tensor."""
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """What Megatron's flags change: fields of `Software`."""
+
+    fp8: Fp8 = "none"
+    narrow_weights: bool = False
+    offloaded_states: float = 0.0
+    overlapped_step: bool = False
+    half_moments: bool = False
+    offloaded_layers: int = 0
+    offloaded_modules: tuple[str, ...] = ()
+
+
+def flagged(engine: str, flags: Mapping[str, Any]) -> Flagged:
+    """The same by engine.extra: Megatron's flags without their dashes.
+
+    Source: NVIDIA/Megatron-LM:megatron/training/arguments.py, core_v0.12.0 to core_v0.19.0.
+    """
+    if engine != "megatron":
+        return Flagged()
+    share = flags.get("optimizer-offload-fraction", 1.0) if flags.get("optimizer-cpu-offload") else 0.0
+    return Flagged(
+        narrow_products(engine, flags),
+        bool(flags.get("fp8-param-gather")),
+        float(share) if isinstance(share, int | float) else 0.0,
+        bool(flags.get("overlap-cpu-optimizer-d2h-h2d")),
+        all(flags.get(name) in ("bf16", "fp16") for name in ("exp-avg-dtype", "exp-avg-sq-dtype")),
+        _whole(flags.get("cpu-offloading-num-layers")),
+        _words(flags.get("offload-modules")) if flags.get("fine-grained-activation-offloading") else (),
+    )
+
+
+def _whole(value: Any) -> int:
+    """Of a flag; 0 where it has another value, which Megatron's parser refuses."""
+    return value if isinstance(value, int) else 0
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
 def narrow_products(engine: str, flags: Mapping[str, Any]) -> Fp8:

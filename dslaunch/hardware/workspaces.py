@@ -1,10 +1,10 @@
-"""Memory that the libraries of matrix products hold for a whole run, inside what PyTorch counts as
-allocated."""
+"""Memory that the libraries of matrix products hold for a whole run, inside what PyTorch counts as allocated:
+workspaces, and weights in the type of the products."""
 
 from __future__ import annotations
 
 from dslaunch.hardware.efficiency import architecture
-from dslaunch.hardware.software import Software
+from dslaunch.hardware.software import Fp8, Software
 from dslaunch.schema.cluster import Gpu
 
 _MIB = 2**20
@@ -18,6 +18,25 @@ _HANDLES = 2
 """cuBLAS has a handle for each thread that calls it: forward, and autograd's for the backward pass."""
 _STREAMS = 4
 """Of Transformer Engine's grouped products, each with a workspace (the same file, get_num_cublas_streams)."""
+_COPIES: dict[Fp8, float] = {
+    "none": 0.0, "tensorwise": 2.0, "rowwise": 2.0, "blockwise": 2.0, "mxfp8": 2 * (1 + 1 / 32),
+    "nvfp4": 2 * (1 / 2 + 1 / 16),
+}  # fmt: skip
+"""Bytes of a weight in the type of the products, for the forward and for the backward pass: as they are and
+transposed, or scaled along rows and along columns."""
+
+
+def weight_bytes(gpu: Gpu, scaling: Fp8) -> float:
+    """Bytes of a layer's weight in the type of its products, which Transformer Engine makes once a step and keeps.
+
+    GPUs whose products take either order of fp8 need no transposed copy where one scale is a tensor's: Blackwell's
+    (Transformer Engine 2.11: transformer_engine/pytorch/module/linear.py, cache_name; csrc/quantizer.cpp,
+    is_non_tn_fp8_gemm_supported; Megatron's layers hand on is_first_microbatch, megatron/core/extensions/
+    transformer_engine.py 0.16).
+    """
+    if scaling == "tensorwise" and architecture(gpu) == "blackwell":
+        return 1.0
+    return _COPIES[scaling]
 
 
 def library_bytes(gpu: Gpu, software: Software, routed: bool) -> int:

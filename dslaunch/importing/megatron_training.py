@@ -28,6 +28,8 @@ def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
     if vpp := _virtual_stages(flags, layers + sum(counted), pp):
         layout["vpp"] = vpp
         recipe.put("training.schedule", "interleaved")
+    if flags.on("--enable-zbh1-pipeline") and pp > 1:
+        recipe.put("training.schedule", "zb-h1")
     for flag, key in (("--context-parallel-size", "cp"), ("--expert-model-parallel-size", "ep")):
         degree = flags.number(flag)
         if degree and degree > 1:

@@ -82,7 +82,7 @@ def layer_bytes(component: Decoder | Transformer | ViT, run: Pass, layer: int) -
     parts = _parts(shape, run, run.reads.cross_at(layer))
     modules = (run.software.recompute_modules or ("core_attn",)) if run.recompute == "selective" else ()
     dropped = {part for module in modules for part in _dropped(shape, module)}
-    dropped |= {part for module in run.software.offloaded_modules for part in _OFFLOADED[module]}
+    dropped |= {part for module in run.software.offloaded_modules for part in _OFFLOADED.get(module, ())}
     return sum(size for part, size in parts.items() if part not in dropped)
 
 

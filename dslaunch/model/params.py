@@ -37,6 +37,8 @@ class Counts:
     trained_experts: int = 0
     packed: int = 0
     """Of `total`: frozen matrices that QLoRA keeps in 4 bits."""
+    products: int = 0
+    """Of `total`: matrices of layers, adapters apart."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -90,17 +92,20 @@ def params_on_rank(component: Component, tp: int, first_layer: int, num_layers: 
 
 @lru_cache(maxsize=4096)
 def counts(
-    component: Component, tp: int, first_layer: int, num_layers: int, ep: int = 1, etp: int | None = None
-) -> Counts:
+    component: Component, tp: int, first_layer: int, num_layers: int, ep: int = 1, etp: int | None = None,
+    tail: bool | None = None,
+) -> Counts:  # fmt: skip
     """What one rank of a stage holds, by how it is kept; see `params_on_rank`.
 
     Args:
         etp: tensor-parallel ranks that share a routed expert; tp where it is None.
+        tail: whether final norm and head stand there; None: with the last layer.
     """
     total = layers(component)
     assert 0 <= first_layer < first_layer + num_layers <= total, (first_layer, num_layers, total)
     found = Counts()
-    for part, number in Counter(_parts(component, tp, first_layer, num_layers)).items():
+    with_tail = first_layer + num_layers == total if tail is None else tail
+    for part, number in Counter(_parts(component, tp, first_layer, num_layers, with_tail)).items():
         found += _count(component, part, tp, ep, etp or tp).times(number)
     return found
 
@@ -130,7 +135,7 @@ def alike(component: Component, reads: Reads, first: int, number: int) -> tuple[
     return tuple((found[0], len(found)) for found in kinds.values())
 
 
-def _parts(component: Component, tp: int, first: int, number: int) -> Iterator[_Part]:
+def _parts(component: Component, tp: int, first: int, number: int, with_tail: bool) -> Iterator[_Part]:
     if isinstance(component, Mlp):
         yield _Part(mlp_matrices(component), _mlp_norms(component), component.train == "all", in_layer=True)
         return
@@ -138,7 +143,7 @@ def _parts(component: Component, tp: int, first: int, number: int) -> Iterator[_
         yield _Part((), component.params, component.train == "all")
         return
     chosen = trained_layers(component)
-    with_stem, with_tail = first == 0, first + number == component.layers
+    with_stem = first == 0
     if with_stem:
         yield _Part(stem_matrices(component), _stem_vectors(component, tp), _end_trains(component, "stem"))
     for index, layer in enumerate(blocks(component)[first : first + number], first):
@@ -153,9 +158,11 @@ def _end_trains(component: Component, end: str) -> bool:
 
 def _count(component: Component, part: _Part, tp: int, ep: int, etp: int) -> Counts:
     experts = sum(matrix.params(etp, ep) for matrix in part.matrices if matrix.routed)
-    base = part.vectors + experts + sum(matrix.params(tp) for matrix in part.matrices if not matrix.routed)
+    dense = sum(matrix.params(tp) for matrix in part.matrices if not matrix.routed)
+    base = part.vectors + experts + dense
+    products = (experts + dense) * part.in_layer
     if component.lora is None:
-        return Counts(base, base * part.trains, experts, experts * part.trains)
+        return Counts(base, base * part.trains, experts, experts * part.trains, 0, products)
     added = _adapters(part.matrices, component.lora, isinstance(component, Mlp), tp, ep)
     routed = tuple(matrix for matrix in part.matrices if matrix.routed)
     expert_adapters = _adapters(routed, component.lora, False, tp, ep)
@@ -163,7 +170,7 @@ def _count(component: Component, part: _Part, tp: int, ep: int, etp: int) -> Cou
     copied = base * part.trains
     return Counts(
         base + added + copied, added + copied, experts + expert_adapters, expert_adapters,
-        packed if component.train == "qlora" else 0,
+        packed if component.train == "qlora" else 0, products,
     )  # fmt: skip
 
 

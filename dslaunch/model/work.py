@@ -65,8 +65,8 @@ class Product:
 
     def backward(self) -> tuple[Gemm, Gemm]:
         """For the input's gradient and for the weight's."""
-        m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
-        return replace(self.gemm, n=k, k=n), replace(self.gemm, m=k, k=m)
+        m, n, k, count = self.gemm.m, self.gemm.n, self.gemm.k, self.gemm.count
+        return Gemm(m, k, n, count), Gemm(k, n, m, count)
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,9 @@ def _cast(product: Product, software: Software) -> float:
     if not product.narrow:
         return 0.0
     apart = product.routed and not software.fused_experts
-    return (_ROUTED_CASTS[software.fp8] if apart else 1.0) * product.gemm.count * product.gemm.m * product.gemm.k
+    return (
+        (_ROUTED_CASTS[software.fp8] if apart else 1.0) * product.gemm.count * product.gemm.m * product.gemm.k
+    )
 
 
 def _keys(attention: Attention, batch: Batch, crossed: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dslaunch.engines.registry import ENGINES
@@ -9,7 +10,7 @@ from dslaunch.errors import PlanError
 from dslaunch.hardware.topology import describe
 from dslaunch.plan.engine_choice import candidates as searched
 from dslaunch.plan.engine_choice import engine_faults, left_out
-from dslaunch.plan.front import Scored
+from dslaunch.plan.front import SLOWER, Scored
 from dslaunch.plan.joint import Wanted
 from dslaunch.plan.layouts import pinned, resolve
 from dslaunch.plan.notes import Notes
@@ -33,12 +34,13 @@ def words(found: Scored) -> str:
 
 
 def candidates(found: Found) -> tuple[Candidate, ...]:
-    """The winner, the next best, and the refusals for memory that lack least."""
+    """The winner, the next best, and the refusals for memory that lack least of those that were fast enough."""
     best = [each for each in found.front.best if each is not found.chosen]
+    slowest = math.inf if found.front.by_memory else SLOWER * found.chosen.step_s
     rows = [_candidate(found.chosen, "chosen"), *(_candidate(e, _behind(found.chosen, e)) for e in best)]
     refused = [
         Candidate(f"{who}: {misfit.describe()}", 0.0, 0.0, f"refused: {misfit.reason}")
-        for who, misfit in _nearest(found.notes)
+        for who, misfit in _nearest(found.notes, slowest)
     ]
     return (*rows, *refused)
 
@@ -65,8 +67,10 @@ def nothing_fits(config: RunConfig, wanted: Wanted, notes: Notes) -> PlanError:
     return PlanError("\n".join([*lines, *_illegal(notes)]))
 
 
-def _nearest(notes: Notes) -> list[tuple[str, Misfit]]:
-    return sorted(notes.misfits, key=lambda row: row[1].over)[:_SHOWN]
+def _nearest(notes: Notes, at_most_s: float = math.inf) -> list[tuple[str, Misfit]]:
+    """Those that lack least memory, of what a step may take less time with."""
+    timely = (row for row in notes.misfits if row[1].at_least_s <= at_most_s)
+    return sorted(timely, key=lambda row: row[1].over)[:_SHOWN]
 
 
 def _illegal(notes: Notes) -> list[str]:
@@ -101,8 +105,8 @@ def _verdict(found: Found, best: Scored | None, name: str) -> str:
         return "chosen"
     if best is not None:
         return f"its best here: {_behind(found.chosen, best)}"
-    if name in found.notes.fitting:
-        return "fits, but nothing of it is faster, or takes less memory in the time"
+    if name in found.notes.passed:
+        return "nothing of it that fits is faster, or takes less memory in the time"
     if misfits := [(who, m) for who, m in found.notes.misfits if who.split(":")[0].split()[0] == name]:
         who, nearest = min(misfits, key=lambda row: row[1].over)
         return f"nothing fits; nearest: {who}: {nearest.describe()}: {nearest.reason}"

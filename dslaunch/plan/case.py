@@ -13,10 +13,11 @@ from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
 from dslaunch.hardware.corrections import Correction
 from dslaunch.hardware.efficiency import Tables
-from dslaunch.hardware.software import OF_ENGINE, Fp8, Software, narrow_products
+from dslaunch.hardware.software import OF_ENGINE, Flagged, Software, flagged
 from dslaunch.model.params import Counts, counts, trained_layers
 from dslaunch.model.passes import Pass
 from dslaunch.model.tokens import Reads, own_tokens, reads
+from dslaunch.plan.schedules import FOLDED, SPLIT, held
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Component
 
@@ -109,6 +110,7 @@ class Case:
                 self.software.half_moments,
                 self.software.optimizer,
                 self.software.foreach_step,
+                self.software.offloaded_states,
             )
         )
 
@@ -122,6 +124,11 @@ class Case:
         model = self.config.model
         return any(model.components[name].train != "nothing" for name in _upstream(self.config, self.name))
 
+    @property
+    def tail_stage(self) -> int:
+        """The stage with what stands behind the last layer."""
+        return 0 if self.config.training.schedule in FOLDED else self.layout.pp - 1
+
     def first_layer(self, stage: int) -> int:
         return self._first_layers[stage]
 
@@ -131,9 +138,10 @@ class Case:
 
     def counts(self, stage: int) -> Counts:
         """Parameters on a rank of the stage, by how they are kept."""
-        layout = self.layout
+        layout, first = self.layout, self.first_layer(stage)
         layers = layout.layers_per_stage[stage]
-        return counts(self.component, layout.tp, self.first_layer(stage), layers, layout.ep, layout.etp)
+        tail = stage == self.tail_stage
+        return counts(self.component, layout.tp, first, layers, layout.ep, layout.etp, tail=tail)
 
     def params_on_rank(self, stage: int) -> int:
         """Parameters that a rank of the stage computes with."""
@@ -148,23 +156,23 @@ class Case:
         return min(trained_layers(component), default=sum(self.layout.layers_per_stage))
 
     def in_flight(self, stage: int) -> float:
-        """Micro-batches whose activations the stage holds at its fullest moment.
+        """Micro-batches whose activations the stage holds at its fullest moment; m are those of a macro-batch.
 
         1F1B: min(m, p - i). GPipe, and encode-all: m, or what is ahead of a trunk on other ranks. Interleaved:
         the first stage holds p (1 + (p-1)/(pv)), Megatron's warm-up of 2(p-i-1) + (v-1)p chunks and one
-        (arXiv:2104.04473 section 2.2).
+        (arXiv:2104.04473 section 2.2). Those that split the backward pass: `dslaunch.plan.schedules`.
         """
-        m, p, v = self.layout.num_microbatches, self.layout.pp, self.layout.vpp
-        schedule = self.config.training.schedule
+        m = self.layout.num_microbatches // self.config.training.macro_batches
+        p, v, schedule = self.layout.pp, self.layout.vpp, self.config.training.schedule
         if self.encode_all:
             return self.held_ahead or m
         if p == 1 or self.software.naive_split:
             return 1
         if schedule == "gpipe":
             return m
-        if v > 1:
+        if v > 1 and schedule not in SPLIT:
             return min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1) / v
-        return min(m, p - stage)
+        return held(schedule or "1f1b", p, stage, m)
 
 
 def cases(
@@ -180,8 +188,8 @@ def cases(
         software: what runs; the engine's usual layers where it is None.
     """
     composed = engine.name == "native" and config.cluster.gpu.accelerator == "cpu"
-    narrow = narrow_products(engine.name, config.engine.extra)
-    runs = software or _usual(engine.name, config.strategy.dispatcher, composed, narrow)
+    said = flagged(engine.name, config.engine.extra)
+    runs = software or _usual(engine.name, config.strategy.dispatcher, composed, said)
     ahead = _held_ahead(config, layouts) if engine.name == "native" else {}
     return {
         name: Case(config, engine, name, layout, grad_accum_dtype, runs, ahead.get(name, 0))
@@ -216,9 +224,9 @@ def _end(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=32)
-def _usual(engine: str, dispatcher: Literal["alltoall", "deepep"], composed: bool, fp8: Fp8) -> Software:
+def _usual(engine: str, dispatcher: Literal["alltoall", "deepep"], composed: bool, said: Flagged) -> Software:
     """What runs under an engine where nobody says otherwise; one object, so that look-ups need not compare."""
-    return replace(OF_ENGINE[engine], dispatcher=dispatcher, composed_norms=composed, fp8=fp8)
+    return replace(OF_ENGINE[engine], dispatcher=dispatcher, composed_norms=composed, **vars(said))
 
 
 def _upstream(config: RunConfig, name: str) -> set[str]:

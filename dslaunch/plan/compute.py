@@ -104,7 +104,7 @@ def ends_spent(case: Case, stage: int, at: _Speeds) -> Spent:
     found = Spent()
     if stage == 0:
         found += _end(case.component, batch(case), False, at)
-    if stage == case.layout.pp - 1:
+    if stage == case.tail_stage:
         found += _end(case.component, batch(case), True, at)
     return found
 

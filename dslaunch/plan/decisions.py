@@ -40,6 +40,7 @@ def training_plan(config: RunConfig, grad_accum_dtype: str, vpp: int) -> Trainin
         lr_schedule=optimizer.schedule,
         min_lr=optimizer.min_lr,
         lr_decay_steps=optimizer.decay_steps or 0,
+        macro_batches=training.macro_batches,
         lr_decay_shape=optimizer.decay_shape or "linear" if optimizer.schedule == "wsd" else "",
     )
 
@@ -58,6 +59,7 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
             nvlink_domain=tensor_domain(cluster) if cluster.node.nvlink_domain > 1 else 1,
             slots=cluster.unequal,
             switches=cluster.switches,
+            kinds=tuple(kind.nodes for kind in cluster.kinds),
         ),
         {
             "program": _program(config, engine),
@@ -82,6 +84,7 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
                 stage_from=launcher.stage.source,
                 stage_to=launcher.stage.to,
                 stage_exclude=launcher.stage.exclude if launcher.stage.to else (),
+                bind_cpus=launcher.bind_cpus,
             ),
             "files": FilesPlan(
                 data_path=config.data.path,
@@ -111,8 +114,10 @@ def _supervision(config: RunConfig, engine: Engine) -> SupervisionPlan:
         elastic_min_nodes=restart.min_nodes if restart.elastic else 0,
         watchdog_minutes=watchdog.minutes,
         watchdog_start_minutes=start if start is not None else 60.0 if reports_steps else 0.0,
+        min_speed=watchdog.min_speed,
         node_mtbf_hours=config.cluster.mtbf_hours,
-        stopping_breaches=tuple(sorted(name for name, does in config.notify.breach.items() if does == "stop")),
+        saving_breaches=_breaches(config, "checkpoint"),
+        stopping_breaches=_breaches(config, "stop"),
         webhook=config.notify.webhook,
         prometheus_dir=config.notify.prometheus_dir,
         wandb=config.notify.wandb,
@@ -120,17 +125,29 @@ def _supervision(config: RunConfig, engine: Engine) -> SupervisionPlan:
     )
 
 
-def checkpoint_faults(config: RunConfig, engine: Engine) -> list[str]:
-    """What dslaunch.runtime alone does with checkpoints."""
+def _breaches(config: RunConfig, action: str) -> tuple[str, ...]:
+    """The thresholds at whose breach that is done."""
+    return tuple(sorted(name for name, does in config.notify.breach.items() if does == action))
+
+
+def runtime_faults(config: RunConfig, engine: Engine) -> list[str]:
+    """What dslaunch.runtime alone does with checkpoints and speed."""
     checkpoint, program = config.checkpoint, _program(config, engine)
     if program.module == RUNTIME:
         return []
-    asked = {"async=true": checkpoint.in_background, f"keep={checkpoint.keep}": checkpoint.keep}
+    own, least = "set it in the program's own arguments", config.watchdog.min_speed
+    asked = [
+        (checkpoint.in_background, "checkpoint.async=true", own),
+        (checkpoint.keep, f"checkpoint.keep={checkpoint.keep}", own),
+        (least, f"watchdog.min_speed={least}", "end slow runs by notify.breach.step_time=stop"),
+    ]
+    if not program.script and not program.module:  # a program of the user's may ask dslaunch.progress
+        saving = _breaches(config, "checkpoint")
+        asked += [(True, f"notify.breach.{name}=checkpoint", "save often") for name in saving]
     runs = program.script or program.module or f"the program of {engine.name}"
     return [
-        f"checkpoint.{word} is for dslaunch.runtime, and this plan runs {runs}; leave it out, and set it in the "
-        "program's own arguments"
-        for word, wanted in asked.items()
+        f"{word} is for dslaunch.runtime, and this plan runs {runs}; leave it out, and {instead}"
+        for wanted, word, instead in asked
         if wanted
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dslaunch.engines.base import Engine, refusals
+from dslaunch.engines.deepspeed_modes import RUNTIME
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.modes import only_elsewhere
 from dslaunch.engines.registry import ENGINES
@@ -55,9 +56,18 @@ def candidates(config: RunConfig) -> list[str]:
 
 
 def left_out(config: RunConfig) -> dict[str, str]:
-    """Engines that a search passes over, with the reason: they run nothing but an entry that nobody has named."""
-    if config.engine.name != "auto" or config.goal.engines or config.script or config.module:
+    """Engines that a search passes over, with the reason.
+
+    They run nothing but an entry that nobody has named; or an entry is named, whose layers and meshes they would
+    take for those of their own program.
+    """
+    if config.engine.name != "auto" or config.goal.engines:
         return {}
+    if entry := config.script or config.module:
+        if entry == RUNTIME:
+            return {}
+        asks = f"not searched: {entry} would have to make an engine and a mesh for each component"
+        return {"native": f"{asks}; where it does, say engine=native"}
     return {
         name: f"not searched: it runs {engine.program}; name it, or say engine={name}"
         for name, engine in ENGINES.items()

@@ -179,8 +179,8 @@ def to_prediction(
         bubble=found.time.bubble,
         usd_per_step=_price(config, step),
         band=_band_words(found, tables),
-        memory_band=memory_band(found, tables),
-        time_band=time_band(found, tables),
+        memory_band=memory_band(found.trunk, tables),
+        time_band=time_band(found.trunk, tables),
         findings=tuple(findings),
         candidates=tuple(candidates),
         tables_sha256=tables.sha256(),
@@ -189,20 +189,20 @@ def to_prediction(
     )
 
 
-def memory_band(found: Evaluated, tables: Tables) -> Band | None:
+def memory_band(trunk: Case, tables: Tables) -> Band | None:
     """The band of the software that runs the plan: that of the site's own runs, or of published ones."""
-    own, published = _own_bands(found, tables), tables.memory_bands.get(found.trunk.software.family)
+    own, published = _own_bands(trunk, tables), tables.memory_bands.get(trunk.software.family)
     return own[1] if own and own[1] else published
 
 
-def time_band(found: Evaluated, tables: Tables) -> Band | None:
+def time_band(trunk: Case, tables: Tables) -> Band | None:
     """The same of the step."""
-    own = _own_bands(found, tables)
-    return own[0] if own else tables.time_bands.get(found.trunk.software.family)
+    own = _own_bands(trunk, tables)
+    return own[0] if own else tables.time_bands.get(trunk.software.family)
 
 
-def _own_bands(found: Evaluated, tables: Tables) -> tuple[Band, Band | None] | None:
-    corrected, family = found.trunk.correction(tables), found.trunk.software.family
+def _own_bands(trunk: Case, tables: Tables) -> tuple[Band, Band | None] | None:
+    corrected, family = trunk.correction(tables), trunk.software.family
     if not corrected.runs:
         return None
     return own_bands(corrected, tables.time_bands.get(family), tables.memory_bands.get(family))
@@ -231,10 +231,10 @@ def _calibration(found: Evaluated, tables: Tables, plan_sha256: str) -> Calibrat
 def _band_words(found: Evaluated, tables: Tables) -> str:
     """Both bands, in GiB and seconds."""
     words = []
-    if memory := memory_band(found, tables):
+    if memory := memory_band(found.trunk, tables):
         low, high = found.peak_gib * memory.low, found.peak_gib * memory.high
         words.append(f"memory {low:.1f} to {high:.1f} GiB ({memory.describe()})")
-    if time := time_band(found, tables):
+    if time := time_band(found.trunk, tables):
         low, high = found.time.step_s * time.low, found.time.step_s * time.high
         words.append(f"step {low:.3g} to {high:.3g} s ({time.describe()})")
     return f"band: {'; '.join(words)}" if words else NO_BAND

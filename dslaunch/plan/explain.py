@@ -60,10 +60,13 @@ def _why(found: Found, prediction: Prediction, tables: Tables) -> Iterator[str]:
         f"{words(chosen)} won by goal {found.goal}; {found.notes.considered:,} layouts were covered. It takes "
         f"{chosen.step_s:.3g} s a step and {chosen.peak_gib:.1f} of {prediction.memory_limit_gib:.1f} GiB."
     )
-    yield (
-        f"Of the step, the trunk's slowest stage spends {_shares(mine)}; its stages idle {prediction.bubble:.0%} "
-        "on average."
-    )
+    if chosen.layouts[chosen.trunk].pp == 1:
+        yield f"Of the step, the trunk spends {_shares(mine)}."
+    else:
+        yield (
+            f"Of the step, the trunk's slowest stage spends {_shares(mine)}; its stages idle "
+            f"{prediction.bubble:.0%} on average."
+        )
     others = [each for each in found.front.best if each is not chosen]
     if not others:
         yield "No other way to cut the trunk fits."

@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 
 from dslaunch.engines.base import Engine
+from dslaunch.engines.layout import Layout
+from dslaunch.plan import host_memory
 from dslaunch.plan.decisions import RUNTIME
 from dslaunch.plan.deepspeed_findings import MEMORY_NVME, by_script, nvme_gib, nvme_memory
 from dslaunch.plan.evaluate import Evaluated
+from dslaunch.plan.memory import loading_gib_per_node
+from dslaunch.plan.schedules import SPLIT
 from dslaunch.planfile import Band, Finding
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
@@ -51,6 +55,7 @@ def findings(
     return [
         *_gpu_memory(config, found, band or Band(1.0, 1.0), remedies),
         *_host_memory(config, found),
+        *_while_loading(config, engine, found),
         *nvme_memory(config, found),
         *_choices(config, engine, found),
     ]
@@ -81,16 +86,50 @@ def _gpu_memory(config: RunConfig, found: Evaluated, band: Band, remedies: Seque
 
 def _host_memory(config: RunConfig, found: Evaluated) -> list[Finding]:
     have = config.cluster.node.host_memory_gib
-    copied = config.checkpoint.in_background
     if found.host_gib <= have:
         return []
+    away = "set checkpoint.async=false" if config.checkpoint.in_background else "take offload away"
+    if any(host_memory.wastes(case) for case in found.cases.values()):
+        away += f", or set engine.extra.{host_memory.PIN}=false: {host_memory.WHY}"
     return [
         Finding(
             rule=MEMORY_HOST,
             severity="error",
             message=f"does not fit: a node needs {found.host_gib:.0f} of {have:.0f} GiB of host memory",
             where="cluster.node.host_memory_gib",
-            fix=f"use more nodes, or {'set checkpoint.async=false' if copied else 'take offload away'}",
+            fix=f"use more nodes, or {away}",
+        )
+    ]
+
+
+def loading_gib(config: RunConfig, engine: Engine, found: Evaluated) -> float | None:
+    """Host memory of a node while each of its processes has the whole model; None where none has.
+
+    Scripts of the user's load the model in every process, unless accelerate's FSDP or transformers under ZeRO-3
+    does it for them. dslaunch.runtime reads slices, and Megatron makes its weights on the GPU.
+    """
+    own = engine.name in ("deepspeed", "torch") and config.module != RUNTIME
+    told = config.engine.accelerate or (config.engine.huggingface and found.trunk.layout.zero == 3)
+    if not own or told or config.cluster.gpu.accelerator == "cpu":
+        return None
+    return loading_gib_per_node(found.cases, config.cluster.slots)
+
+
+def _while_loading(config: RunConfig, engine: Engine, found: Evaluated) -> list[Finding]:
+    node, copies = config.cluster.node, loading_gib(config, engine, found)
+    if copies is None or copies <= node.host_memory_gib:
+        return []
+    each = f"{config.cluster.slots} processes of a node with a whole copy of the model each"
+    return [
+        Finding(
+            rule=MEMORY_HOST,
+            severity="memory",
+            message=f"may not fit while loading: {each} take {copies:.0f} of {node.host_memory_gib:.0f} GiB",
+            where="cluster.node.host_memory_gib",
+            fix=(
+                "let the script make the model under deepspeed.zero.Init (transformers: HfDeepSpeedConfig), on "
+                "the meta device, or read weights on one process of a node"
+            ),
         )
     ]
 
@@ -235,6 +274,14 @@ def _rates_by_script(config: RunConfig, engine: Engine, found: Evaluated) -> lis
     ]
 
 
+def _idle(found: Evaluated, layout: Layout) -> float:
+    """Share of the time in which equal stages idle; by the ledger of time where the backward pass is split."""
+    if found.trunk.config.training.schedule in SPLIT:
+        return found.time.bubble
+    passes = layout.num_microbatches * layout.vpp // found.trunk.config.training.macro_batches
+    return (layout.pp - 1) / (passes + layout.pp - 1)
+
+
 def _few_microbatches(found: Evaluated) -> list[Finding]:
     return [
         Finding(
@@ -242,7 +289,7 @@ def _few_microbatches(found: Evaluated) -> list[Finding]:
             severity="slow",
             message=(
                 f"{name}: {layout.num_microbatches} micro-batches in {layout.pp} stages idle "
-                f"{(layout.pp - 1) / (layout.num_microbatches * layout.vpp + layout.pp - 1):.0%} of the time"
+                f"{_idle(found, layout):.0%} of the time"
             ),
             where=f"strategy.{name}.pp",
             fix=(

@@ -9,6 +9,7 @@ more time: with any others it is no better.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,10 +21,10 @@ from dslaunch.plan.case import cases
 from dslaunch.plan.engine_choice import engine_faults
 from dslaunch.plan.grids import spread_faults
 from dslaunch.plan.notes import Notes
-from dslaunch.plan.options import Misfit, Setting, fitting
+from dslaunch.plan.options import Misfit, Passed, Setting, fitting
 from dslaunch.plan.profile import Profile, added, fullest, fullest_node_gib
 from dslaunch.plan.space import Family, Group, scheduled
-from dslaunch.plan.time import model_flops
+from dslaunch.plan.step_flops import model_flops
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
 
@@ -141,6 +142,10 @@ def pieces(
             if isinstance(option, Misfit):
                 notes.misfits.append((who, option))
                 continue
+            if isinstance(option, Passed):
+                if group.trunk:
+                    notes.passed.add(setting.engine.name)
+                continue
             ranks = tuple(replace(held, seconds=option.seconds) for held in option.ranks)
             moved = family.offload != "none" or setting.config.checkpoint.in_background
             found.append(Piece(option.layouts, schedule, ranks, option.peak_gib, option.seconds, moved))
@@ -150,11 +155,12 @@ def pieces(
 def ideal_s(setting: Setting, group: Group) -> float:
     """Seconds of a step that the group's model FLOPs take at its dense peak: none is predicted faster.
 
-    No engine's plan computes in fp4.
+    No engine's plan computes in fp4. Infinite where what is pinned leaves the group no layout.
     """
     gpu = setting.config.cluster.gpu
     chosen = _first(setting, group, ("none", "cpu", "cpu_params"), None)
-    assert chosen is not None, "the arrangement holds only what the group fills"
+    if chosen is None:
+        return math.inf
     laid = space.layouts(setting.config, group, chosen[0], "none", chosen[1])
     every = cases(setting.config, setting.engine, laid, setting.dtype)
     rate = max(peak for kind, peak in gpu.peak_tflops.items() if kind != "fp4") * 1e12

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dslaunch.engines.deepspeed_buckets import bucket_elements, gathered_elements
 from dslaunch.engines.deepspeed_modes import hpz
-from dslaunch.hardware.workspaces import library_bytes
+from dslaunch.hardware.workspaces import library_bytes, weight_bytes
 from dslaunch.model import params as counts
 from dslaunch.model.activations import gradient_bytes, logits_bytes, stage_bytes, stage_working_bytes
 from dslaunch.model.params import Counts
 from dslaunch.model.shapes import width_out
-from dslaunch.plan import memory_torch, nvme
+from dslaunch.plan import host_memory, memory_torch, nvme
 from dslaunch.plan.case import Case
+from dslaunch.plan.schedules import put_off
 from dslaunch.planfile import MemoryGib
 from dslaunch.schema.components import Decoder
 
@@ -60,11 +62,26 @@ def _states(case: Case, stage: int, held: Counts) -> dict[str, float]:
         "weights": dense * states.weights
         + experts * expert_states.weights
         + (0.0 if case.layout.offload.endswith("_params") else _frozen_bytes(case, held))
-        + (0.0 if case.layout.offload == "cpu_params" else _second_partition(case, held)),
+        + (0.0 if case.layout.offload == "cpu_params" else _second_partition(case, held))
+        + _in_products_type(case, held),
         "gradients": dense * states.gradients + experts * expert_states.gradients,
         "optimizer": dense * states.optimizer + experts * expert_states.optimizer + _zenflow(case, held),
         "boundary": _boundary(case, stage),
     }
+
+
+def _in_products_type(case: Case, held: Counts) -> float:
+    """Bytes of matrices in the type of their products, less those that do not stand in the run's own type beside.
+
+    Where weights are sharded (Megatron's FSDP) they are made in that type when they are gathered, and go again.
+    """
+    software, layout = case.software, case.layout
+    if software.family != "megatron" or software.fp8 == "none":
+        return 0.0
+    if layout.zero == 3:
+        return -held.products * (case.width - 1) / layout.shard if software.narrow_weights else 0.0
+    instead = case.width if software.narrow_weights else 0
+    return held.products * (weight_bytes(case.config.cluster.gpu, software.fp8) - instead)
 
 
 def _made(case: Case, held: Counts) -> float:
@@ -89,20 +106,28 @@ def overhead_gib(case: Case, world_size: int) -> float:
 
 
 def host_gib_per_rank(case: Case, stage: int) -> float:
-    """Host memory of a rank: offloaded states, the buffers through which they go to NVMe, and its share of a
-    checkpoint that is written in the background."""
+    """Host memory of a rank: offloaded states, DeepSpeed's buffers for them and on the way to NVMe, and its share
+    of a checkpoint that is written in the background."""
     held = case.counts(stage)
     dense = held.trained - held.trained_experts
     states = dense * case.states.host + held.trained_experts * case.expert_states.host
     if case.layout.offload == "cpu_params":
         states += _frozen_bytes(case, held)
     second = _second_partition(case, held) if case.layout.offload == "cpu_params" else 0.0
-    return (states + second + nvme.host_bytes(case, stage) + _saved_copy(case, held)) / GIB
+    buffers = host_memory.beside_states(case, stage) + nvme.host_bytes(case, stage)
+    return (states + second + buffers + _saved_copy(case, held)) / GIB
+
+
+def loading_gib_per_node(cases: Mapping[str, Case], slots: int) -> float:
+    """Host memory of a node whose processes have the whole model each, in the run's type, before they cut it."""
+    whole = sum(counts.params(case.component) * case.width for case in cases.values())
+    return slots * (whole / GIB + 2.0)
 
 
 def uses_host(case: Case) -> bool:
     """Whether something of the component is in host memory, beside what each process takes."""
-    return case.layout.offload != "none" or case.config.checkpoint.in_background
+    away = case.layout.offload != "none" or case.software.offloaded_states > 0
+    return away or case.config.checkpoint.in_background
 
 
 def _saved_copy(case: Case, held: Counts) -> float:
@@ -192,6 +217,10 @@ def _activations(case: Case, stage: int) -> tuple[float, float]:
     if first >= end or (case.frozen and not case.passes_gradient):
         return 0.0, 0.0
     kept = case.in_flight(stage) * case.samples * stage_bytes(component, case.run, first, end - first)
+    late = put_off(case.config.training.order(layout.vpp), stage, layout.num_microbatches)
+    if late and layout.recompute == "full":
+        whole = stage_bytes(component, replace(case.run, recompute="none"), first, end - first)
+        kept += late * case.samples * (whole - stage_bytes(component, case.run, first, end - first))
     kept *= max(0.0, 1 - case.software.offloaded_layers / sum(layout.layers_per_stage))
     working = stage_working_bytes(component, case.run, first, end - first)
     return kept, case.samples * working
@@ -203,7 +232,8 @@ def _boundary(case: Case, stage: int) -> float:
     In a pipeline: the output of the micro-batch under way and the gradient that comes back for it; DeepSpeed's
     keeps the outputs of all in flight until their backward (deepspeed/runtime/pipe/engine.py, pipe_buffers,
     0.19.8). With encode-all, a component's outputs and their gradients wait as long as its
-    micro-batches, and the trunk's first stage holds the joined tokens of all its samples, and their gradients.
+    micro-batches, and the trunk's first stage holds the joined tokens of all a macro-batch's samples, and their
+    gradients.
     """
     layout, config = case.layout, case.config
     hidden = width_out(case.component)
@@ -217,12 +247,13 @@ def _boundary(case: Case, stage: int) -> float:
         total += 2 * case.in_flight(stage) * layout.micro_batch * tokens * hidden * case.width
     if case.is_trunk and case.engine.per_component and stage == 0:
         tokens = sum(edge.tokens for edge in config.model.edges if edge.to == case.name)
-        total += 2 * layout.num_microbatches * layout.micro_batch * tokens * hidden * case.width
+        held = layout.num_microbatches // config.training.macro_batches
+        total += 2 * held * layout.micro_batch * tokens * hidden * case.width
     return total
 
 
 def _logits(case: Case, stage: int) -> float:
-    if stage != case.layout.pp - 1:
+    if stage != case.tail_stage:
         return 0.0
     return case.samples * logits_bytes(case.component, case.run)
 

@@ -106,7 +106,7 @@ def _of_native(
 
 def _other_losses(case: Case, stage: int) -> float:
     """Under GPipe the last stage has the losses of all its micro-batches before the first runs backward."""
-    if stage != case.layout.pp - 1 or case.layout.pp == 1 or case.config.training.schedule != "gpipe":
+    if stage != case.tail_stage or case.layout.pp == 1 or case.config.training.schedule != "gpipe":
         return 0.0
     return (case.in_flight(stage) - 1) * case.samples * kept_loss_bytes(case.component, case.run)
 
@@ -164,12 +164,14 @@ def loss_bytes(case: Case, stage: int) -> float:
     """Head and loss of one sample on the last stage.
 
     A pipeline's last stage keeps the outputs of all micro-batches, and joins them
-    (torch/distributed/pipelining/stage.py, output_chunks, 2.13).
+    (torch/distributed/pipelining/stage.py, output_chunks, 2.13); DualPipeV keeps the losses alone
+    (deepseek-ai/DualPipe: dualpipe/dualpipev.py, return_outputs).
     """
     component = case.component
-    if stage != case.layout.pp - 1 or not isinstance(component, Decoder):
+    if stage != case.tail_stage or not isinstance(component, Decoder):
         return 0.0
     pipelined = case.layout.pp > 1 and case.engine.name == "torch" and not case.software.naive_split
+    pipelined = pipelined and case.config.training.schedule != "dualpipe-v"
     outputs = 2 * case.layout.num_microbatches if pipelined else 0
     return logits_bytes(component, case.run) + outputs * _logits(component, case) * case.width
 
@@ -187,7 +189,7 @@ def _loss_hole(case: Case, stage: int) -> float:
     fit none for all of them: fp32 logits and their gradient (transformers' modeling_llama.py before 4.45).
     """
     component, software = case.component, case.software
-    if stage != case.layout.pp - 1 or not isinstance(component, Decoder):
+    if stage != case.tail_stage or not isinstance(component, Decoder):
         return 0.0
     if software.loss != "plain" or software.logits_held:
         return 0.0
@@ -200,7 +202,7 @@ def _loss_hole(case: Case, stage: int) -> float:
 def _head_gradient(case: Case, stage: int) -> float:
     """A chunked loss adds each chunk's gradient of the head to the sum so far: two of them, in 16 bits."""
     component = case.component
-    if stage != case.layout.pp - 1 or case.software.loss != "chunked" or not isinstance(component, Decoder):
+    if stage != case.tail_stage or case.software.loss != "chunked" or not isinstance(component, Decoder):
         return 0.0
     return float(2 * case.width * _head(component, case) * (component.train == "all"))
 
@@ -255,8 +257,8 @@ def _layer_params(case: Case, stage: int, held: Counts) -> float:
     component, layout = case.component, case.layout
     tables = 0
     if isinstance(component, Decoder):
-        apart = not component.tied_embeddings or layout.pp > 1
-        tables = _head(component, case) * ((stage == 0) + (stage == layout.pp - 1 and apart))
+        apart = not component.tied_embeddings or case.tail_stage > 0
+        tables = _head(component, case) * ((stage == 0) + (stage == case.tail_stage and apart))
     return (held.total - tables) / layout.layers_per_stage[stage]
 
 

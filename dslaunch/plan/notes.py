@@ -16,8 +16,8 @@ class Notes:
     """Layouts that were looked at, or that a bound stands for."""
     misfits: list[tuple[str, Misfit]] = field(default_factory=list)
     """(engine and components, what does not fit)."""
-    fitting: set[str] = field(default_factory=set)
-    """Engines of which some layout fits."""
+    passed: set[str] = field(default_factory=set)
+    """Engines of which some layout fits, or is too slow to be weighed."""
     illegal: dict[str, list[str]] = field(default_factory=dict)
     """By engine: what stands against the first layout that it refuses."""
 

@@ -1,9 +1,10 @@
 """Layouts of components that share one, with what the ledgers say of them: the pieces that a search puts together.
 
-Two things keep the ledgers' calls few, and neither changes a figure. Stages whose layers are alike have one time,
-and the first of them the most memory, as micro-batches in flight do not grow along a pipeline. And a layout takes
+Three things keep the ledgers' calls few, and none changes a figure. Stages whose layers are alike have one time,
+and the first of them the most memory, as micro-batches in flight do not grow along a pipeline. A layout takes
 no less memory with a larger micro-batch of several, and least with most recompute: where that does not fit,
-nothing of its family does, and the micro-batches after the first that does not fit are not tried.
+nothing of its family does, and the micro-batches after the first that does not fit are not tried. And what a bound
+shows to be too slow, whatever memory it takes, is neither weighed nor timed.
 tests/real/test_search.py holds the ledgers to both.
 """
 
@@ -20,12 +21,13 @@ from dslaunch.model.blocks import blocks
 from dslaunch.model.params import trained_layers
 from dslaunch.model.tokens import Reads
 from dslaunch.plan import space
+from dslaunch.plan.bound import least_s, undivided_s
 from dslaunch.plan.case import Case, cases
 from dslaunch.plan.front import named
 from dslaunch.plan.memory import host_gib_per_rank, stage_memory, uses_host
 from dslaunch.plan.profile import Profile, fullest_node_gib, profile
 from dslaunch.plan.space import Family, Group, scheduled
-from dslaunch.plan.time import Known, least_s, span_s, step_time
+from dslaunch.plan.time import Known, span_s, step_time
 from dslaunch.planfile import MemoryGib
 from dslaunch.schema.components import Component, Mlp, Other
 from dslaunch.schema.config import RunConfig
@@ -47,6 +49,8 @@ class Setting:
     overhead_gib: float
     """What a GPU holds beside the components."""
     known: Known = field(default_factory=dict, compare=False)
+    undivided: dict[object, float] = field(default_factory=dict, compare=False)
+    """Seconds of a micro-batch on all stages, by what they depend on."""
 
     @property
     def who(self) -> str:
@@ -84,10 +88,20 @@ class Misfit:
     """What it needs by what there is."""
     layouts: int
     """How many it stands for."""
+    at_least_s: float
+    """That a step takes with `micro_batch`."""
 
     def describe(self) -> str:
         """In words, such as `TP8 PP4 DP2 ZeRO-1 micro-batch 1`."""
         return f"{self.family.describe()} micro-batch {self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What comes of a family beside its options: some of it fits, or is too slow to be weighed."""
+
+
+PASSED = Passed()
 
 
 def fitting(
@@ -97,7 +111,7 @@ def fitting(
     promising: Callable[[float, float], bool],
     *,
     whole_model: bool = False,
-) -> Iterator[Option | Misfit]:
+) -> Iterator[Option | Misfit | Passed]:
     """The options of a family that fit, for each micro-batch the one that keeps most first; or what does not fit.
 
     Args:
@@ -123,7 +137,7 @@ def _of_sizes(
     promising: Callable[[float, float], bool],
     *,
     whole_model: bool,
-) -> Iterator[Option | Misfit]:
+) -> Iterator[Option | Misfit | Passed]:
     """`fitting` for batches in ascending order, of which a larger one never takes less memory."""
     config, keeps = scheduled(setting.config, space.schedule(setting.config, family)), space.recomputes(group)
 
@@ -131,17 +145,25 @@ def _of_sizes(
         layouts = space.layouts(config, group, family, recompute, size)
         return cases(config, setting.engine, layouts, setting.dtype)
 
-    least = _weighed(setting, laid(keeps[-1], sizes[0]), whole_model=whole_model)
-    if not isinstance(least, Option):
-        yield Misfit(family, sizes[0][0], *least, layouts=len(sizes) * len(keeps))
-        return
-    for size in sizes:
-        # Recompute only adds work: what runs with least of it bounds what runs with more.
-        fastest = laid(keeps[0], size)
-        if not promising(least.peak_gib, sum(least_s(case, setting.tables) for case in fastest.values())):
+    peak = 0.0
+    for i, size in enumerate(sizes):
+        # To weigh is cheaper than to find a bound: what does not fit needs none.
+        known = _undivided_key(group, family, size) in setting.undivided
+        if known and not promising(peak, _least_s(setting, group, family, size)):
             continue
-        seconds = _seconds(setting, fastest)
-        if not promising(least.peak_gib, seconds):
+        least = _weighed(setting, laid(keeps[-1], size), whole_model=whole_model)
+        if not isinstance(least, Option):
+            if i:
+                yield PASSED
+            bound = _least_s(setting, group, family, size)
+            yield Misfit(family, size[0], *least, layouts=(len(sizes) - i) * len(keeps), at_least_s=bound)
+            return
+        peak = least.peak_gib
+        if not promising(peak, _least_s(setting, group, family, size)):
+            continue
+        # Recompute only adds work: what runs with least of it bounds what runs with more.
+        seconds = _seconds(setting, laid(keeps[0], size))
+        if not promising(peak, seconds):
             continue
         for recompute in keeps:
             every = laid(recompute, size)
@@ -149,8 +171,22 @@ def _of_sizes(
             if isinstance(found, Option) and promising(found.peak_gib, seconds):
                 own = seconds if recompute == keeps[0] else _seconds(setting, every)
                 yield replace(found, seconds=own)
-        if not isinstance(found, Option):
-            return
+    yield PASSED
+
+
+def _undivided_key(group: Group, family: Family, size: tuple[int, int]) -> object:
+    return tuple(group.pins), family.tp, family.cp, family.ep, family.etp, size[0]
+
+
+def _least_s(setting: Setting, group: Group, family: Family, size: tuple[int, int]) -> float:
+    """Seconds of a step at least, whatever recompute."""
+    config, key = setting.config, _undivided_key(group, family, size)
+    if (undivided := setting.undivided.get(key)) is None:
+        laid = space.layouts(config, group, family, "none", size)
+        every = cases(config, setting.engine, laid, setting.dtype).values()
+        undivided = sum(undivided_s(case, setting.tables, setting.known) for case in every)
+        setting.undivided[key] = undivided
+    return least_s(undivided, family.pp, family.vpp, size[1], space.schedule(config, family))
 
 
 def _seconds(setting: Setting, every: Mapping[str, Case]) -> float:

@@ -9,14 +9,14 @@ from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.efficiency import SHIPPED, Tables
 from dslaunch.plan import account
 from dslaunch.plan import layouts as layouts_of
-from dslaunch.plan.decisions import checkpoint_faults
+from dslaunch.plan.decisions import runtime_faults
 from dslaunch.plan.engine_choice import choose, grad_accum, require_version
 from dslaunch.plan.evaluate import Evaluated, evaluate, memory_band, to_plan, to_prediction
-from dslaunch.plan.findings import chosen_freely, findings, fits
+from dslaunch.plan.findings import chosen_freely, findings, fits, loading_gib
 from dslaunch.plan.goals import goal_faults, resized
 from dslaunch.plan.interval import planned_interval, with_interval
 from dslaunch.plan.joint import Wanted
-from dslaunch.plan.remedies import remedies
+from dslaunch.plan.remedies import remedies as remedies_of
 from dslaunch.plan.search import Found, search
 from dslaunch.plan.sharding import sharded
 from dslaunch.plan.space import scheduled
@@ -56,18 +56,24 @@ def plan(
     if engine is None or faults:
         raise PlanError("\n".join(faults))
     accum, accum_faults = grad_accum(config, engine, layouts)
-    if late := [*accum_faults, *checkpoint_faults(config, engine)]:
+    if late := [*accum_faults, *runtime_faults(config, engine)]:
         raise PlanError("\n".join(late))
     result = evaluate(config, engine, layouts, accum, tables)
     checkpoint = planned_interval(config, result.time.step_s)
     made = with_interval(to_plan(config, result, engine, engines, accepted), config, checkpoint)
+    remedies = [] if found else _what_fits(config, result, tables)
     notes = [
-        *findings(config, engine, result, memory_band(result, tables), _what_fits(config, result, tables)),
+        *findings(config, engine, result, memory_band(result.trunk, tables), remedies),
         *(chosen_freely(config, result) if found else []),
     ]
     candidates = account.candidates(found) if found else (_chosen(config, result),)
     prediction = to_prediction(config, made, result, notes, candidates, tables)
-    return made, replace(prediction, search=account.report(found) if found else None, checkpoint=checkpoint)
+    return made, replace(
+        prediction,
+        search=account.report(found) if found else None,
+        checkpoint=checkpoint,
+        host_loading_gib=loading_gib(config, engine, result),
+    )
 
 
 def settled(config: RunConfig, made: Plan) -> RunConfig:
@@ -77,9 +83,13 @@ def settled(config: RunConfig, made: Plan) -> RunConfig:
 
 
 def _searched(config: RunConfig, pinned: Wanted, tables: Tables) -> Found:
+    """What fits; where nothing does, what the error band of memory lets fit, which a finding then says."""
     found = search(config, pinned, tables)
     if isinstance(found, Found):
         return found
+    nearest = search(config, pinned, tables, in_band=True) if found.misfits else found
+    if isinstance(nearest, Found):
+        return nearest
     raise account.nothing_fits(config, pinned, found)
 
 
@@ -150,7 +160,7 @@ def _what_fits(config: RunConfig, found: Evaluated, tables: Tables) -> list[str]
         except PlanError:
             return None
 
-    return remedies(config, found, attempt)
+    return remedies_of(config, found, attempt)
 
 
 def _chosen(config: RunConfig, found: Evaluated) -> Candidate:

@@ -18,18 +18,20 @@ from dslaunch.hardware.efficiency import Tables
 from dslaunch.plan import goals, joint, space
 from dslaunch.plan.case import cases
 from dslaunch.plan.engine_choice import candidates, engine_faults, grad_accum, version_faults
+from dslaunch.plan.evaluate import memory_band
 from dslaunch.plan.findings import limit_gib
 from dslaunch.plan.front import Front, Scored
 from dslaunch.plan.joint import Piece, Wanted
 from dslaunch.plan.memory import overhead_gib
 from dslaunch.plan.notes import Notes
-from dslaunch.plan.options import Misfit, Setting, fitting
+from dslaunch.plan.options import Misfit, Passed, Setting, fitting
 from dslaunch.plan.sharding import sharded, variants
 from dslaunch.plan.space import Family, Group, scheduled
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy
 
 _OFFLOADS = (("none",), ("none", "cpu", "cpu_params"))
+_IN_BAND = "nothing fits by the prediction itself; the least memory of what its error band lets fit"
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,12 @@ class Found:
         return {name: strategy_of(layout) for name, layout in self.chosen.layouts.items()}
 
 
-def search(config: RunConfig, pinned: Wanted, tables: Tables) -> Found | Notes:
+def search(config: RunConfig, pinned: Wanted, tables: Tables, *, in_band: bool = False) -> Found | Notes:
     """The best by the goal, or what stands against every layout.
+
+    Args:
+        in_band: whether a layout may need more memory than there is, as far as the ledger's error band goes; then
+            the one that needs least is the best.
 
     Raises:
         PlanError: plans fit, and none of them meets the deadline.
@@ -62,7 +68,7 @@ def search(config: RunConfig, pinned: Wanted, tables: Tables) -> Found | Notes:
         best: dict[int, Scored] = {}
         for nodes in goals.sizes(config):
             sized, notes = goals.resized(config, nodes), Notes()
-            fronts[nodes] = front_of(sized, pinned, tables, offloads, notes)
+            fronts[nodes] = front_of(sized, pinned, tables, offloads, notes, in_band=in_band)
             if found := goals.best_of(sized, fronts[nodes]):
                 best[nodes] = found
                 if config.goal.name != "cost":
@@ -71,24 +77,31 @@ def search(config: RunConfig, pinned: Wanted, tables: Tables) -> Found | Notes:
         if taken is not None:
             chosen = best[taken]
             sized = settled(goals.resized(config, taken), chosen)
-            return Found(sized, chosen, fronts[taken], notes, goals.words(config, taken, given))
+            goal = f"{config.goal.name}: {_IN_BAND}" if in_band else goals.words(config, taken, given)
+            return Found(sized, chosen, fronts[taken], notes, goal)
         if fast := [front.best[0] for front in fronts.values() if front.best]:
             raise goals.too_slow(config, min(fast, key=lambda each: each.step_s))
     return notes
 
 
 def front_of(
-    config: RunConfig, pinned: Wanted, tables: Tables, offloads: Sequence[str], notes: Notes
+    config: RunConfig,
+    pinned: Wanted,
+    tables: Tables,
+    offloads: Sequence[str],
+    notes: Notes,
+    *,
+    in_band: bool = False,
 ) -> Front:
     """All that fits on this cluster, as far as it matters; `notes` gets the rest."""
-    front = Front(by_memory=config.goal.name == "lowest_memory")
+    front = Front(by_memory=in_band or config.goal.name == "lowest_memory")
     for name in candidates(config):
         engine = ENGINES[name]
         if faults := version_faults(config, engine):
             notes.refuse(name, faults)
             continue
         for each, wanted in variants(config, engine, pinned):
-            for setting in _settings(each, engine, wanted, tables):
+            for setting in _settings(each, engine, wanted, tables, in_band=in_band):
                 _under(setting, wanted, offloads, front, notes)
     return front
 
@@ -126,7 +139,9 @@ def strategy_of(layout: Layout) -> ComponentStrategy:
     return ComponentStrategy.model_validate({**said, "etp": layout.expert_tp})
 
 
-def _settings(config: RunConfig, engine: Engine, pinned: Wanted, tables: Tables) -> Iterator[Setting]:
+def _settings(
+    config: RunConfig, engine: Engine, pinned: Wanted, tables: Tables, *, in_band: bool
+) -> Iterator[Setting]:
     """One for each type that gradients may be accumulated in."""
     training, precision = config.training, config.training.precision
     one, several = engine.grad_accum(precision, False), engine.grad_accum(precision, True)
@@ -140,18 +155,19 @@ def _settings(config: RunConfig, engine: Engine, pinned: Wanted, tables: Tables)
     else:
         passes = [(one, False), (several, True)]
     for dtype, accumulates in passes:
-        yield _setting(config, engine, tables, dtype, accumulates)
+        yield _setting(config, engine, tables, dtype, accumulates, in_band=in_band)
 
 
 def _setting(
-    config: RunConfig, engine: Engine, tables: Tables, dtype: str, accumulates: bool | None
+    config: RunConfig, engine: Engine, tables: Tables, dtype: str, accumulates: bool | None, *, in_band: bool
 ) -> Setting:
     trunk = config.model.trunk
     any_layout = Layout(1, 1, 1, 1, 1, 1, 0, "none", "none", 1, 1, 0, (1,))
-    overhead = overhead_gib(
-        cases(config, engine, {trunk: any_layout}, dtype)[trunk], config.cluster.world_size
-    )
-    return Setting(config, engine, tables, dtype, accumulates, limit_gib(config) - overhead, overhead)
+    case = cases(config, engine, {trunk: any_layout}, dtype)[trunk]
+    overhead, limit = overhead_gib(case, config.cluster.world_size), limit_gib(config)
+    if in_band and (band := memory_band(case, tables)):
+        limit /= band.low
+    return Setting(config, engine, tables, dtype, accumulates, limit - overhead, overhead)
 
 
 def _alone(setting: Setting, group: Group, offloads: Sequence[str], front: Front, notes: Notes) -> None:
@@ -159,7 +175,6 @@ def _alone(setting: Setting, group: Group, offloads: Sequence[str], front: Front
     over = setting.overhead_gib
 
     def wanted(gib: float, seconds: float) -> bool:
-        notes.fitting.add(setting.engine.name)
         return front.wants(gib + over, seconds)
 
     for family in _legal_families(setting, group, offloads, notes):
@@ -168,6 +183,8 @@ def _alone(setting: Setting, group: Group, offloads: Sequence[str], front: Front
         for option in fitting(setting, group, family, wanted, whole_model=True):
             if isinstance(option, Misfit):
                 notes.misfits.append((setting.who, option))
+            elif isinstance(option, Passed):
+                notes.passed.add(setting.engine.name)
             elif front.wants(option.peak_gib + over, option.seconds) and _as_accumulated(
                 setting, option.layouts
             ):
@@ -216,7 +233,6 @@ def _together(
     least_s = sides[0].step_s
 
     def promising(gib: float, seconds: float) -> bool:
-        notes.fitting.add(setting.engine.name)
         step = seconds + least_s if shared else max(seconds, least_s)
         return front.wants(gib + setting.overhead_gib, step)
 

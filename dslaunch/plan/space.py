@@ -97,9 +97,9 @@ def recomputes(group: Group) -> list[str]:
 
 
 def batches(config: RunConfig, group: Group, family: Family) -> list[tuple[int, int]]:
-    """(micro_batch, num_microbatches) that are whole, ascending."""
+    """(micro_batch, num_microbatches) that are whole, in each macro-batch too, ascending."""
     per_replica = config.training.global_batch // family.dp
-    rounds = family.pp if family.vpp > 1 else 1
+    rounds = config.training.macro_batches * (family.pp if family.vpp > 1 else 1)
     sizes = _chosen(group.pinned("micro_batch"), divisors(per_replica))
     number = config.training.num_microbatches if group.trunk else None
     return [

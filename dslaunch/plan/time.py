@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dslaunch.hardware.efficiency import FamilyRates, GpuRates, Tables, host_slowness
-from dslaunch.model.flops import Flops, flops
-from dslaunch.plan import gradients, nvme, traffic
+from dslaunch.plan import gradients, host_time, traffic
 from dslaunch.plan.case import Case
-from dslaunch.plan.compute import again, ends_spent, kinds, layers_spent, speeds, started_at, whole_spent
+from dslaunch.plan.compute import again, ends_spent, kinds, layers_spent, speeds, started_at
 from dslaunch.plan.grids import stretches
+from dslaunch.plan.schedules import filling_s, waiting_s
+from dslaunch.plan.step_flops import backward_factor, model_flops, recompute_flops
 from dslaunch.plan.traffic import layer_range
 from dslaunch.schema.components import Component
 
-_ADAM_BYTES = 28
-"""Host memory traffic per parameter of an Adam step: master, moments read and written, gradient, new
-weight."""
 _STEP_BYTES = 44
 """HBM traffic per parameter of a whole optimizer step: Adam's, the gradient's norm, scaling and zeroing."""
 _HALF_STEP_BYTES = 20
@@ -67,7 +65,7 @@ def step_time(cases: Mapping[str, Case], tables: Tables, known: Known | None = N
     step = _joined(cases, spans)
     trunk = next(name for name, case in cases.items() if case.is_trunk)
     model = sum(model_flops(case) for case in cases.values())
-    extra = sum(_recompute_flops(case) * _samples_per_step(case) for case in cases.values())
+    extra = sum(recompute_flops(case) for case in cases.values())
     every = {name: tuple(found.terms[at] for at in found.kind) for name, found in stages.items()}
     return StepTime(every, step, _idle(stages[trunk], spans[trunk]), model, model + extra)
 
@@ -85,33 +83,35 @@ class _Stages:
     """By kind of stage: term -> seconds a step."""
     kind: tuple[int, ...]
     """By stage."""
+    filling: tuple[float, ...]
+    """By kind of stage: seconds that one adds to a step beside the slowest."""
+    waiting: tuple[float, ...]
+    """By kind of stage: seconds of a step that one waits for others once the pipeline is full."""
 
     def summed(self, seconds: Callable[[Mapping[str, float]], float]) -> float:
         """Over all stages."""
         return sum(seconds(terms) * self.kind.count(at) for at, terms in enumerate(self.terms))
 
 
-def least_s(case: Case, tables: Tables) -> float:
-    """Seconds that `span_s` is never below: what the stages compute, dealt out evenly, and no communication.
-
-    Of S seconds of all stages the slowest has S/p or more, so that a span is S/p (1 + (p-1)/(m v)) or more.
-    """
-    at, layout = speeds(case, tables), case.layout
-    spent = whole_spent(case, at)
-    trained = _backward_factor(case) == 2 and case.lowest_layer == 0
-    once = spent.forward + (spent.inputs + spent.weights if trained else 0.0)
-    filled = 1 + (layout.pp - 1) / (layout.num_microbatches * layout.vpp)
-    return case.correction(tables).time * once * layout.num_microbatches / layout.pp * filled
+def micro_batch_s(case: Case, stage: int, tables: Tables, known: Known) -> float:
+    """Seconds of a micro-batch on a stage, without sends to other stages and the adding up of gradients."""
+    rates = _rates(case, tables)
+    micro = _known_micro(case, stage, rates, known)
+    busy = micro.forward + micro.backward + micro.repeated + sum(micro.sent.values())
+    return case.correction(tables).time * (busy + _waiting(busy, _host_s(case, micro, rates)))
 
 
 def _stages(case: Case, tables: Tables, known: Known) -> _Stages:
-    firsts, kind = stage_kinds(case.component, case.layout.layers_per_stage, case.lowest_layer)
-    return _Stages(tuple(_stage_terms(case, stage, tables, known) for stage in firsts), kind)
+    layout = case.layout
+    firsts, kind = stage_kinds(case.component, layout.layers_per_stage, case.lowest_layer, case.tail_stage)
+    made = [_stage_terms(case, stage, tables, known) for stage in firsts]
+    terms, filling, waiting = zip(*made, strict=True)
+    return _Stages(terms, kind, filling, waiting)
 
 
 @lru_cache(maxsize=4096)
 def stage_kinds(
-    component: Component, layers_per_stage: tuple[int, ...], lowest: int
+    component: Component, layers_per_stage: tuple[int, ...], lowest: int, tail_stage: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(the first stage of each kind, the kind of each stage).
 
@@ -124,7 +124,7 @@ def stage_kinds(
     known: dict[object, int] = {}
     first, kind, firsts = 0, list[int](), list[int]()
     for stage, number in enumerate(layers_per_stage):
-        ends = (stage == 0, stage == len(layers_per_stage) - 1)
+        ends = (stage == 0, stage == tail_stage)
         alike = (ends, kinds(component, first, number), _share_from(lowest, range(first, first + number)))
         if alike not in known:
             firsts.append(stage)
@@ -153,11 +153,14 @@ def _span(case: Case, stages: _Stages) -> float:
     """Seconds from the first forward to the end of the step.
 
     The slowest stage runs without a pause once it has work; the others' share of one micro-batch fills and
-    drains the pipeline, a v-th of it under the interleaved schedule (arXiv:2104.04473, section 2.2).
+    drains the pipeline, a v-th of it under the interleaved schedule (arXiv:2104.04473, section 2.2), and less
+    where the backward pass is split (`dslaunch.plan.schedules`); with each macro-batch anew.
     """
-    m, v = case.layout.num_microbatches, case.layout.vpp
-    slowest = max(_running(terms) for terms in stages.terms)
-    return slowest + (stages.summed(_running) - slowest) / m / v + max(_once(terms) for terms in stages.terms)
+    running = [_running(terms) + waits for terms, waits in zip(stages.terms, stages.waiting, strict=True)]
+    slowest = max(running)
+    every = sum(filling * stages.kind.count(at) for at, filling in enumerate(stages.filling))
+    filling = (every - stages.filling[running.index(slowest)]) * case.config.training.macro_batches
+    return slowest + filling + max(_once(terms) for terms in stages.terms)
 
 
 def _idle(stages: _Stages, span: float) -> float:
@@ -178,46 +181,66 @@ class _Micro:
 
     forward: float
     backward: float
+    weights: float
+    """Of `backward`, the weights' gradients."""
     repeated: float
     sent: dict[str, float]
     started: float
     """Kernels that the host starts."""
 
 
-def _stage_terms(case: Case, stage: int, tables: Tables, known: Known) -> dict[str, float]:
-    """Seconds of one stage in a step, by term; those of every micro-batch are added up."""
-    rates = _Rates(
-        tables,
-        tables.gpu(case.config.cluster.gpu),
-        tables.family(case.software.family, case.engine.deepspeed),
-    )
-    layout = case.layout
-    key = (
-        case.name, layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute,
-        case.first_layer(stage), layout.layers_per_stage[stage], stage == 0, stage == layout.pp - 1,
-    )  # fmt: skip
-    micro = known.get(key) or known.setdefault(key, _micro(case, stage, rates))
-    gpu = case.config.cluster.gpu
-    backward = micro.backward + gradients.seconds(case, stage, gpu.hbm_gb_per_s * 1e9 * rates.gpu.hbm)
+def _stage_terms(
+    case: Case, stage: int, tables: Tables, known: Known
+) -> tuple[dict[str, float], float, float]:
+    """(seconds of one stage in a step, by term; what it adds to filling; what it waits for others)."""
+    rates, layout, gpu = _rates(case, tables), case.layout, case.config.cluster.gpu
+    micro = _known_micro(case, stage, rates, known)
+    added = gradients.seconds(case, stage, gpu.hbm_gb_per_s * 1e9 * rates.gpu.hbm)
+    backward = micro.backward + added
     sent = {**micro.sent, "pp": _pipeline(case, rates)}
     busy = micro.forward + backward + micro.repeated + sum(sent.values())
     terms = {"compute": micro.forward + backward, "recompute": micro.repeated, **sent}
-    terms["launch"] = _waiting(busy, micro.started * rates.family.launch_us * 1e-6 * host_slowness(gpu))
+    terms["launch"] = _waiting(busy, _host_s(case, micro, rates))
     step = {name: seconds * layout.num_microbatches for name, seconds in terms.items()} | {
         "dp": _exposed_dp(case, stage, rates, micro.forward, backward + micro.repeated),
         "optimizer": _optimizer_seconds(case, stage, rates),
-        "offload": _offload_seconds(case, stage, tables),
+        "offload": _offload_seconds(case, stage, rates, micro.forward, backward + micro.repeated),
     }
     factor = case.correction(tables).time
-    return {name: seconds * factor for name, seconds in step.items()}
+    forward, weights = micro.forward + sum(sent.values()) / 2, micro.weights + added
+    inputs = sum(terms.values()) - forward - weights
+    schedule = case.config.training.schedule or "1f1b"
+    filling = filling_s(schedule, layout.pp, layout.vpp, forward, inputs, weights)
+    waiting = layout.num_microbatches * waiting_s(schedule, forward, inputs, weights) * (layout.pp > 1)
+    return {name: seconds * factor for name, seconds in step.items()}, filling * factor, waiting * factor
+
+
+def _rates(case: Case, tables: Tables) -> _Rates:
+    family = tables.family(case.software.family, case.engine.deepspeed)
+    return _Rates(tables, tables.gpu(case.config.cluster.gpu), family)
+
+
+def _known_micro(case: Case, stage: int, rates: _Rates, known: Known) -> _Micro:
+    layout = case.layout
+    key = (
+        case.name, layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute,
+        case.first_layer(stage), layout.layers_per_stage[stage], stage == 0, stage == case.tail_stage,
+    )  # fmt: skip
+    return known.get(key) or known.setdefault(key, _micro(case, stage, rates))
+
+
+def _host_s(case: Case, micro: _Micro, rates: _Rates) -> float:
+    """Seconds in which the host starts a micro-batch's kernels."""
+    return micro.started * rates.family.launch_us * 1e-6 * host_slowness(case.config.cluster.gpu)
 
 
 def _micro(case: Case, stage: int, rates: _Rates) -> _Micro:
     family, at = rates.family, speeds(case, rates.tables)
     layers, ends = layers_spent(case, stage, at), ends_spent(case, stage, at)
-    share, factor = _reached(case, stage), _backward_factor(case)
+    share, factor = _reached(case, stage), backward_factor(case)
     backward = factor and share * layers.inputs + ends.inputs
-    backward += (share * layers.weights + ends.weights) * (factor == 2)
+    weights = (share * layers.weights + ends.weights) * (factor == 2)
+    backward += weights
     repeated = again(case, layers, case.layout.layers_per_stage[stage]) * share * (factor > 0)
     repeats = repeated / layers.forward if layers.forward else 0.0
     unpacked = case.counts(stage).packed * case.software.dequantising / at.device.memory
@@ -235,7 +258,7 @@ def _micro(case: Case, stage: int, rates: _Rates) -> _Micro:
     started = (layers.started + ends.started) * (1 + repeats + factor) * started_at(case)
     started += _SENT_KERNELS * case.layout.layers_per_stage[stage] * (case.layout.tp * case.layout.ep > 1)
     started += traffic.ring_kernels(case, stage) * (1 + repeats + factor) * started_at(case)
-    return _Micro(forward, backward, repeated, sent, started)
+    return _Micro(forward, backward, weights, repeated, sent, started)
 
 
 def _waiting(busy: float, host: float) -> float:
@@ -262,7 +285,7 @@ def _beside_products(
         forward = _beside(forward, products, family)
     if case.software.overlap_tp and case.software.family != "torch":
         backward = _beside(backward, 2 * products, family)
-    backwards = (_backward_factor(case) > 0) * backward
+    backwards = (backward_factor(case) > 0) * backward
     return forward + backwards + (forward if case.layout.recompute == "full" else 0.0) * min(1.0, repeats)
 
 
@@ -274,7 +297,7 @@ def _with_backward(
     forward, backward = sent
     if ring:
         forward, backward = _beside(forward, beside, family), _beside(backward, 2.5 * beside, family)
-    backwards = (_backward_factor(case) > 0) * backward
+    backwards = (backward_factor(case) > 0) * backward
     return forward + backwards + (forward * repeats if case.layout.recompute == "full" else 0.0)
 
 
@@ -285,21 +308,6 @@ def _pipeline(case: Case, rates: _Rates) -> float:
     return sent * (1 - rates.family.hidden) if overlapped else sent
 
 
-def _component_flops(case: Case) -> Flops:
-    return flops(case.component, case.tokens * case.layout.cp, reads=case.reads)
-
-
-def _stage_flops(case: Case, stage: int) -> tuple[float, float]:
-    """(forward, backward) FLOPs of one pass through a stage, all tp ranks together."""
-    layout, parts = case.layout, _component_flops(case)
-    layers = layer_range(case, stage)
-    ends = (parts.stem if stage == 0 else 0) + (parts.tail if stage == layout.pp - 1 else 0)
-    reached = sum(parts.layers[layer] for layer in layers if layer >= case.lowest_layer)
-    return float(sum(parts.layers[layer] for layer in layers) + ends), _backward_factor(case) * (
-        reached + ends
-    )
-
-
 def _reached(case: Case, stage: int) -> float:
     """Share of a stage's layers that gradients reach."""
     return _share_from(case.lowest_layer, layer_range(case, stage))
@@ -308,41 +316,6 @@ def _reached(case: Case, stage: int) -> float:
 def _share_from(lowest: int, layers: range) -> float:
     """Of layers, those from the lowest on."""
     return min(1.0, max(0, layers.stop - lowest) / max(1, len(layers)))
-
-
-def _backward_factor(case: Case) -> float:
-    """2 where inputs and weights get gradients, 1 where only inputs do, 0 where nothing before trains.
-
-    Where adapters train, all inputs need gradients, and of the weights those of the adapters alone; where
-    some layers do, this holds for the layers from the lowest of them on, the frozen among them taken as
-    trained.
-    """
-    if case.frozen:
-        return 1.0 if case.passes_gradient else 0.0
-    return 1.0 if case.component.lora else 2.0
-
-
-def _recompute_of(case: Case, stage: int) -> float:
-    """FLOPs of one pass through a stage that run again in the backward pass."""
-    if _backward_factor(case) == 0 or case.layout.recompute == "none":
-        return 0.0
-    parts = _component_flops(case)
-    again = parts.attention_cores if case.layout.recompute == "selective" else parts.layers
-    return float(sum(again[layer] for layer in layer_range(case, stage) if layer >= case.lowest_layer))
-
-
-def _recompute_flops(case: Case) -> float:
-    return sum(_recompute_of(case, stage) for stage in range(case.layout.pp))
-
-
-def _samples_per_step(case: Case) -> int:
-    return case.config.training.global_batch * case.component.passes
-
-
-def model_flops(case: Case) -> float:
-    """FLOPs of a step of one component on all its ranks, no recompute."""
-    stages = [_stage_flops(case, stage) for stage in range(case.layout.pp)]
-    return sum(forward + backward for forward, backward in stages) * _samples_per_step(case)
 
 
 def _exposed_dp(case: Case, stage: int, rates: _Rates, forward: float, backward: float) -> float:
@@ -375,20 +348,15 @@ def _optimizer_seconds(case: Case, stage: int, rates: _Rates) -> float:
     host = rates.family.step_ms * 1e-3 * host_slowness(case.config.cluster.gpu) if case.is_trunk else 0.0
     if case.layout.offload != "none":
         return host
-    gpu, held, layout = case.config.cluster.gpu, case.counts(stage), case.layout
-    sharded, routed = (layout.shard, layout.expert_shard) if layout.zero else (1, 1)
+    gpu = case.config.cluster.gpu
     each = _HALF_STEP_BYTES if case.software.half_states else _STEP_BYTES
-    params = (held.trained - held.trained_experts) / sharded + held.trained_experts / routed
+    params = host_time.stepped(case, stage) * (1 - case.software.offloaded_states)
     return host + params * each / (gpu.hbm_gb_per_s * 1e9 * rates.gpu.hbm)
 
 
-def _offload_seconds(case: Case, stage: int, tables: Tables) -> float:
-    """Gradients down and weights up over PCIe, Adam in host memory, and what goes to NVMe and back."""
-    if case.frozen or case.layout.offload == "none":
-        return 0.0
-    shard = case.counts(stage).trained / case.layout.shard
-    pcie = case.config.cluster.gpu.pcie_gb_per_s * 1e9 * tables.pcie
-    gathers = 2 * case.layout.num_microbatches if case.layout.offload.endswith("_params") else 1
-    moved = shard * (4 + case.width * gathers) / pcie
-    adam = shard * _ADAM_BYTES / (tables.host_adam_gb_per_s * 1e9)
-    return moved + adam + nvme.seconds(case, stage)
+def _offload_seconds(case: Case, stage: int, rates: _Rates, forward: float, backward: float) -> float:
+    """Of states and weights; and of activations what is exposed beside the forward and the backward of each
+    micro-batch."""
+    once, sent = host_time.states_s(case, stage, rates.tables), host_time.activations_s(case, stage, rates.tables)
+    both = _beside(sent, forward, rates.family) + _beside(sent, backward, rates.family)
+    return once + case.layout.num_microbatches * both

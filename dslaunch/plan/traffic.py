@@ -63,7 +63,7 @@ def tensor(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
         return 0.0, 0.0
     once = 2 * scatter(case.config.cluster, Group(layout.tp), hidden_bytes(case), rates)
     branches = sum(_branches(block) * number for block, number in _kinds(case, stage))
-    ends = (stage == 0) + (stage == layout.pp - 1) if isinstance(case.component, Decoder) else 0
+    ends = (stage == 0) + (stage == case.tail_stage) if isinstance(case.component, Decoder) else 0
     return (branches + ends / 2) * once, (branches + ends / 2) * once
 
 
@@ -126,7 +126,7 @@ def experts(case: Case, stage: int, rates: GpuRates) -> tuple[float, float]:
         return 0.0, 0.0
     cluster, chosen = case.config.cluster, component.experts.top_k
     mixed = sum(number for block, number in _kinds(case, stage) if block.experts is not None)
-    if stage == layout.pp - 1:
+    if stage == case.tail_stage:
         mixed += component.mtp_layers * sum(block.experts is not None for block in further_blocks(component))
     group = Group(layout.ep, layout.etp)
     rows = case.samples * case.tokens / (layout.tp if case.sequence_parallel else 1)
@@ -180,21 +180,38 @@ def replicas(case: Case, stage: int, rates: GpuRates) -> Replicas:
     width = WIDTH[case.grad_accum_dtype] if every else case.width
     width = 2 if case.software.half_gradients else width
     everyone, own = Group(layout.shard, layout.tp), Group(layout.expert_shard, layout.ep * layout.etp)
-    dense = _agree(case, held.trained - held.trained_experts, held.total - held.experts, width, everyone, rates)
-    routed = _agree(case, held.trained_experts, held.experts, width, own, rates)
+    narrow = (held.products - held.experts, held.experts) if _gathers_narrow(case) else (0, 0)
+    dense = _agree(
+        case, held.trained - held.trained_experts, held.total - held.experts, width, everyone, rates, narrow[0]
+    )
+    routed = _agree(case, held.trained_experts, held.experts, width, own, rates, narrow[1])
     found = Replicas(dense.reduce + routed.reduce, dense.gather + routed.gather)
     return _zero_plus_plus(case, found) if layout.zero == 3 else found
 
 
-def _agree(case: Case, trained: int, total: int, width: int, group: Group, rates: GpuRates) -> Replicas:
-    """Seconds for the ranks of `group`, which shard these parameters among them."""
+def _gathers_narrow(case: Case) -> bool:
+    """Whether weights are gathered in 8 bits: in 16 where each 32 have a scale, and are quantised afterwards
+    (megatron/core/distributed/param_and_grad_buffer.py, shared_buffer, 0.16)."""
+    software = case.software
+    return software.narrow_weights and software.fp8 in ("tensorwise", "blockwise")
+
+
+def _agree(
+    case: Case, trained: int, total: int, width: int, group: Group, rates: GpuRates, narrow: int
+) -> Replicas:
+    """Seconds for the ranks of `group`, which shard these parameters among them.
+
+    Args:
+        narrow: parameters that are gathered in 8 bits.
+    """
     layout, cluster = case.layout, case.config.cluster
     if layout.zero == 3 and case.engine.deepspeed:
         rates = replace(rates, network=rates.network * _ZERO3_NETWORK)
     gathered = total if layout.zero == 3 else trained
+    gathered_bytes = gathered * case.width - narrow * (case.width - 1)
     number = _messages(case, gathered * case.width)
     reduce = scatter(cluster, group, trained * width / number, rates) * (1 if layout.zero else 2) * number
-    gather = scatter(cluster, group, gathered * case.width / number, rates) * number if layout.zero else 0.0
+    gather = scatter(cluster, group, gathered_bytes / number, rates) * number if layout.zero else 0.0
     copies = layout.dp * layout.cp // layout.shard
     if copies > 1:
         far = Group(copies, layout.tp * layout.shard)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 PLAN_SCHEMA = "dslaunch.plan/1"
@@ -84,6 +86,23 @@ class ClusterPlan:
     """GPUs of each host, in rank order, where they differ; `nodes` and `gpus_per_node` count equal parts then."""
     switches: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Hosts by leaf switch, in rank order, where the configuration names them."""
+    kinds: tuple[int, ...] = ()
+    """Hosts of each kind, in rank order, where SLURM is asked for several: the components of one job."""
+
+    @property
+    def by_host(self) -> tuple[int, ...]:
+        """GPUs of each host, in rank order."""
+        return self.slots or (self.gpus_per_node,) * self.nodes
+
+    @property
+    def shape(self) -> str:
+        """Hosts x GPUs, such as `8 x 8`, or `2 x 8 + 1 x 4` where they differ."""
+        sizes = self.by_host
+        return " + ".join(f"{sizes.count(size)} x {size}" for size in dict.fromkeys(sizes))
+
+    def host_of(self, rank: int) -> int:
+        """Which host, counted from 0, has this rank."""
+        return bisect_right(list(accumulate(self.by_host)), rank)
 
 
 @dataclass(frozen=True)
@@ -120,6 +139,8 @@ class TrainingPlan:
     """wsd: last steps, over which the learning rate falls."""
     lr_decay_shape: str = ""
     """wsd: linear | cosine | sqrt"""
+    macro_batches: int = 1
+    """Parts of a step that go one after another through all components, where they share ranks."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +230,8 @@ class LauncherPlan:
     """Folder on the nodes that the copy gets a folder of its own in."""
     stage_exclude: tuple[str, ...] = ()
     """Patterns of what is left out of it."""
+    bind_cpus: bool = False
+    """Each rank is kept to cores of its own."""
 
     @property
     def finds_hosts(self) -> bool:
@@ -266,8 +289,12 @@ class SupervisionPlan:
     """Minutes without a step, after the first; 0 is no limit."""
     watchdog_start_minutes: float = 0.0
     """Minutes until the first step; 0 is no limit."""
+    min_speed: float | None = None
+    """Least share of the planned speed at which dslaunch.runtime goes on; 0: none; None: by the plan's band."""
     node_mtbf_hours: float = 0.0
     """Mean hours between failures of one node; 0: not known."""
+    saving_breaches: tuple[str, ...] = ()
+    """Thresholds at whose breach the program is asked for a checkpoint, by name, sorted."""
     stopping_breaches: tuple[str, ...] = ()
     """Thresholds whose breach ends the run, by name, sorted."""
     webhook: str = ""

@@ -71,7 +71,8 @@ class Band:
         """Such as `-5 % to +8 %: 9 of 10 of 117 published runs`."""
         width = f"{self.low - 1:+.0%} to {self.high - 1:+.0%}".replace("%", " %")
         if self.own:
-            return f"{width}: what {self.own} {'run' if self.own == 1 else 'runs'} of yours leave open"
+            whose = "run of yours leaves" if self.own == 1 else "runs of yours leave"
+            return f"{width}: what {self.own} {whose} open"
         return f"{width}: 9 of 10 of {self.runs} published runs" if self.runs else width
 
 
@@ -214,4 +215,7 @@ class Prediction:
     """None where the site's own runs say nothing of this GPU and software."""
     checkpoint: CheckpointInterval | None = None
     """None where checkpoint.save_seconds is not given."""
+    host_loading_gib: float | None = None
+    """Host memory needed on one node while a script has the whole model in each process, before it is cut; None
+    where no process has it whole."""
     schema: str = PREDICTION_SCHEMA

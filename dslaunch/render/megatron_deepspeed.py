@@ -62,7 +62,7 @@ def megatron_deepspeed_flags(plan: Plan, config: RunConfig) -> Flags:
     made = {
         **sizes(name, decoder, plan.training.seq_len),
         **_model(name, decoder, component.tp),
-        **_parallel(component),
+        **_parallel(component, plan.training.schedule),
         **batch_and_schedule(plan, component),
         **flags(bf16=plan.training.precision == "bf16", fp16=plan.training.precision == "fp16"),
         **full_or_selective(component),
@@ -100,7 +100,7 @@ def _model(name: str, decoder: Decoder, tp: int) -> Flags:
     )
 
 
-def _parallel(component: ComponentPlan) -> Flags:
+def _parallel(component: ComponentPlan, schedule: str) -> Flags:
     """Without pipeline stages the script's ordinary model runs, which takes every ZeRO stage.
 
     The optimizer is made by the script: DeepSpeed's on the GPU, or on the CPU where its states are there.
@@ -109,6 +109,7 @@ def _parallel(component: ComponentPlan) -> Flags:
         tensor_model_parallel_size=component.tp,
         pipeline_model_parallel_size=component.pp,
         no_pipeline_parallel=component.pp == 1,
+        enable_zbh1_pipeline=component.pp > 1 and schedule == "zb-h1",
         cpu_optimizer=component.offload != "none",
     )
     return made if component.offload != "none" else {**made, "--ds_fused_adam": ()}

@@ -40,6 +40,7 @@ DECIDED = {
     "--grad-reduce-in-bf16": "training.grad_accum_dtype",
     "--overlap-grad-reduce": "training.overlap_comm",
     "--overlap-param-gather": "training.overlap_comm",
+    "--enable-zbh1-pipeline": "training.schedule",
     "--train-iters": "training.steps",
     "--seed": "training.seed",
     "--clip-grad": "training.clip",

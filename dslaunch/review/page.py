@@ -88,7 +88,15 @@ def _modes_lines(plan: Plan) -> list[str]:
     for each in plan.fabric:
         by_fabric.setdefault(each.fabric, []).append(f"{each.name}={each.value}")
     lines += [f"for {fabric}: {' '.join(words)}" for fabric, words in by_fabric.items()]
-    return lines + _place_lines(plan)
+    return lines + _environment_lines(plan) + _place_lines(plan)
+
+
+def _environment_lines(plan: Plan) -> list[str]:
+    """Names of the variables that every rank gets beside the fabric's; values of those handed over are nowhere."""
+    lines = [f"environment of every rank: {', '.join(plan.env_names)}"] if plan.env_names else []
+    if plan.launcher.pass_env:
+        lines.append(f"handed over from the launching shell, by name: {', '.join(plan.launcher.pass_env)}")
+    return lines
 
 
 def _place_lines(plan: Plan) -> list[str]:

@@ -30,6 +30,7 @@ def rows(plan: Plan, prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "host memory", (
         f"{prediction.host_memory_gib:.0f} of {prediction.host_limit_gib:.0f} GiB a node"
         + (", with a copy of what checkpoint.async=true writes" if plan.files.checkpoint_async else "")
+        + (f"; {loading:.0f} while a script loads" if (loading := prediction.host_loading_gib) else "")
     )
     yield "step", f"{seconds(prediction.step_time_s)}; {_time_band(prediction)}; loading data not counted"
     yield "throughput", f"{prediction.tokens_per_s:,.0f} tokens/s, {prediction.samples_per_s:,.3g} samples/s"

@@ -76,7 +76,7 @@ def _in_flow(plan: Plan) -> dict[str, ComponentPlan]:
 def _facts(plan: Plan, found: Prediction | None) -> Iterator[tuple[str, str]]:
     yield "recipe", plan.recipe
     yield "engine", f"{plan.engine.name} {plan.engine.version}"
-    yield "cluster", f"{plan.cluster.nodes} x {plan.cluster.gpus_per_node} {plan.cluster.gpu}"
+    yield "cluster", f"{plan.cluster.shape} {plan.cluster.gpu}"
     yield "precision", page_predicted.precision_words(plan)
     if found is not None:
         yield from page_predicted.rows(plan, found)
@@ -160,12 +160,15 @@ def _timelines(plan: Plan, found: Prediction) -> Iterator[Drawing]:
 
 def _start(name: str, c: ComponentPlan, plan: Plan, line: list[Span]) -> Drawing:
     passes = [span for span in line if span.what not in ONCE]
+    split = any(span.what == "weights" for span in passes)
+    kinds = ("forward", "backward", "weights") if split else ("forward", "backward")
     until = _filled(c, [span for span in passes if span.stage == 0])
     drawn = [_span_row(_label(plan, name, span), span) for span in passes if span.start < until]
     return Drawing(
-        Markup(plots.timeline(drawn, ("forward", "backward"), "start")),
+        Markup(plots.timeline(drawn, kinds, "start")),
         f"{name}: how the pipeline fills, schedule {plan.training.schedule}. The ledger has forward and backward "
-        "as one sum; here it is cut 1 to 2, recompute added to the backward.",
+        "as one sum; here it is cut 1 to 2, recompute added to the backward"
+        f"{', and weights are their gradients, cut from it' if split else ''}.",
     )
 
 

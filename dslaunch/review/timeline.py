@@ -1,7 +1,9 @@
 """The order of work in a pipeline over one step, drawn to scale from the time ledger.
 
 1F1B and GPipe as in arXiv:2104.04473, section 2.2, interleaving as in its section 2.2.2: stage s of p runs
-2 * (p - s - 1) + (v - 1) * p forwards first, in groups of p micro-batches by model chunk.
+2 * (p - s - 1) + (v - 1) * p forwards first, in groups of p micro-batches by model chunk. zb-h1 as
+megatron/core/pipeline_parallel/deepspeed_zbh1_schedule.py of Megatron-DeepSpeed has it: stage s puts off the
+weights' gradients of s micro-batches.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ ONCE = ("dp", "optimizer", "offload")
 """Terms of the time ledger that come once, after the micro-batches; the others are spread over these."""
 
 
+_SPLIT = "zb-h1"
+"""The schedule of an engine's that splits the backward pass."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Something that one stage does from `start` to `end`, in seconds of the step."""
 
     stage: int
     what: str
-    """forward | backward | dp | optimizer | offload"""
+    """forward | backward | weights | dp | optimizer | offload"""
     start: float
     end: float
     micro_batch: int = -1
@@ -38,6 +44,12 @@ class _Op:
     forward: bool
     micro_batch: int
     chunk: int
+    weights: bool = False
+    """Their gradients alone, which a backward pass has left out."""
+
+    @property
+    def what(self) -> str:
+        return "forward" if self.forward else "weights" if self.weights else "backward"
 
 
 def spans(plan: ComponentPlan, times: Sequence[Mapping[str, float]], schedule: str) -> list[Span]:
@@ -47,7 +59,7 @@ def spans(plan: ComponentPlan, times: Sequence[Mapping[str, float]], schedule: s
         times: the time ledger of each stage: term -> seconds a step.
     """
     orders = [_order(plan, stage, schedule) for stage in range(plan.pp)]
-    costs = [_seconds(plan, terms) for terms in times]
+    costs = [_seconds(plan, terms, schedule == _SPLIT) for terms in times]
     done: dict[tuple[int, _Op], float] = {}
     found: list[list[Span]] = [[] for _ in orders]
     waiting = True
@@ -60,10 +72,9 @@ def spans(plan: ComponentPlan, times: Sequence[Mapping[str, float]], schedule: s
                 if ready is None:
                     break
                 start = max(ready, found[stage][-1].end if found[stage] else 0.0)
-                end = start + costs[stage][0 if op.forward else 1]
+                end = start + costs[stage][op.what]
                 done[stage, op] = end
-                what = "forward" if op.forward else "backward"
-                found[stage].append(Span(stage, what, start, end, op.micro_batch, op.chunk))
+                found[stage].append(Span(stage, op.what, start, end, op.micro_batch, op.chunk))
                 waiting = True
     assert all(len(ran) == len(order) for ran, order in zip(found, orders, strict=True)), (
         "a stage waits for ever"
@@ -88,6 +99,8 @@ def merged(found: Sequence[Span], shortest: float) -> list[Span]:
 
 def _order(plan: ComponentPlan, stage: int, schedule: str) -> list[_Op]:
     p, m, v = plan.pp, plan.num_microbatches, plan.vpp
+    if schedule == _SPLIT:
+        return _split_order(p, m, stage)
     total = m * v
     forwards = [_Op(True, *_virtual(k, p, v, m)) for k in range(total)]
     backwards = [_Op(False, b, v - 1 - c) for b, c in (_virtual(k, p, v, m) for k in range(total))]
@@ -99,6 +112,17 @@ def _order(plan: ComponentPlan, stage: int, schedule: str) -> list[_Op]:
     return order + backwards[total - first :]
 
 
+def _split_order(p: int, m: int, stage: int) -> list[_Op]:
+    """Forwards until the first gradient can come back, then by turns; weights `stage` micro-batches later."""
+    ahead, order = min(m, p - stage - 1), list[_Op]()
+    for done in range(m + ahead):
+        order += [_Op(True, done, 0)] if done < m else []
+        order += [_Op(False, done - ahead, 0)] if done >= ahead else []
+        order += [_Op(False, done - ahead - stage, 0, weights=True)] if done >= ahead + stage else []
+    put_off = range(max(0, m - stage), m)
+    return order + [_Op(False, micro_batch, 0, weights=True) for micro_batch in put_off]
+
+
 def _virtual(k: int, p: int, v: int, m: int) -> tuple[int, int]:
     """(micro-batch, chunk) of the k-th forward: p micro-batches through each chunk in turn."""
     if v == 1:
@@ -108,14 +132,16 @@ def _virtual(k: int, p: int, v: int, m: int) -> tuple[int, int]:
     return group * p + within % size, within // size
 
 
-def _seconds(plan: ComponentPlan, terms: Mapping[str, float]) -> tuple[float, float]:
-    """(forward, backward) of one micro-batch through one chunk. The ledger has their sum: what computes and sends
-    is cut 1 to 2, or 1 to 1 where weights get no gradient; recompute belongs to the backward."""
+def _seconds(plan: ComponentPlan, terms: Mapping[str, float], split: bool) -> dict[str, float]:
+    """Of one micro-batch through one chunk, by what is done. The ledger has their sum: what computes and sends is
+    cut 1 to 2, or 1 to 1 where weights get no gradient; recompute belongs to the backward. Weights' gradients are
+    1 of the 2 where they come later."""
     each = plan.num_microbatches * plan.vpp
     again = terms.get("recompute", 0.0) / each
     rest = sum(s for term, s in terms.items() if term not in ONCE) / each - again
     forward = rest / (3 if plan.trainable == plan.params else 2)
-    return forward, rest - forward + again
+    weights = forward if split and plan.trainable == plan.params else 0.0
+    return {"forward": forward, "backward": rest - forward + again - weights, "weights": weights}
 
 
 def _ready(plan: ComponentPlan, stage: int, op: _Op, done: Mapping[tuple[int, _Op], float]) -> float | None:
@@ -126,6 +152,8 @@ def _ready(plan: ComponentPlan, stage: int, op: _Op, done: Mapping[tuple[int, _O
 
 def _needed(plan: ComponentPlan, stage: int, op: _Op) -> tuple[int, _Op] | None:
     last = plan.pp - 1
+    if op.weights:
+        return stage, _Op(False, op.micro_batch, op.chunk)
     if op.forward:
         if stage > 0:
             return stage - 1, op

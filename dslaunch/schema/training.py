@@ -11,6 +11,11 @@ from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Positive, 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
+Schedule = Literal[
+    "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "zb-v-half", "zb-v-min", "dualpipe-v",
+]  # fmt: skip
+
+
 class Optimizer(Part):
     """AdamW, and its settings."""
 
@@ -75,8 +80,14 @@ class Training(Part):
     """Of the weights and the order of the data."""
     clip: NonNegativeFloat = 1.0
     """Global gradient norm above which gradients are scaled down; 0 turns it off."""
-    schedule: Literal["1f1b", "gpipe", "interleaved"] | None = None
-    """Order of micro-batches in the pipeline; where not given, interleaved with vpp of 2 or more, else 1f1b."""
+    schedule: Schedule | None = None
+    """Order of micro-batches in the pipeline; where not given, interleaved with vpp of 2 or more, else 1f1b. zb-h1
+    splits the backward pass (arXiv:2401.10241), which megatron_deepspeed executes; no engine does those behind it,
+    which the ledgers know from published runs."""
+    macro_batches: Positive = 1
+    """Parts of a step that go one after another through the components before the trunk, its pipeline and back:
+    less is held for later, and the pipeline fills and drains as often (engine native, components on the trunk's
+    ranks). Divides every component's num_microbatches."""
     overlap_comm: bool = True
     """Overlap gradient reduction with the backward pass, where the engine honours it."""
     sequence_parallel: bool = True
@@ -84,7 +95,7 @@ class Training(Part):
     optimizer: Optimizer
 
     def order(self, vpp: int) -> str:
-        """1f1b | gpipe | interleaved, where the trunk has `vpp` virtual stages per rank."""
+        """The order of micro-batches, where the trunk has `vpp` virtual stages per rank."""
         return self.schedule or ("interleaved" if vpp > 1 else "1f1b")
 
     @model_validator(mode="after")

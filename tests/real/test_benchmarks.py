@@ -114,6 +114,23 @@ def test_a_record_without_a_needed_fact_is_refused_by_name() -> None:
     assert "model.layers" in refused
 
 
+def test_null_is_unknown_wherever_it_stands(tmp_path: Path) -> None:
+    rows = [dict.fromkeys(Record.model_fields), record().model_dump() | {"tags": None, "framework": None}]
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps([row | {"id": "x"} for row in rows]))
+    nothing, most = (predict(row) for row in read(file))
+    assert nothing.refused
+    assert most.refused is None
+    mixture = record(model={**record().model.model_dump(), "moe": {"num_experts": 8, "topk": None}})
+    assert predict(mixture).refused == "model.moe.topk is not given"
+
+
+def test_a_record_that_contradicts_itself_is_refused_alone() -> None:
+    refused = predict(record(model={**record().model.model_dump(), "heads": 15})).refused
+    assert refused is not None
+    assert "heads" in refused
+
+
 def test_what_usage_tells_of_a_record_is_filled_in() -> None:
     bare = record(seq_len=None, micro_batch=None, global_batch=None)
     assert (completed(bare).seq_len, completed(bare).micro_batch) == (2048, 4)

@@ -93,7 +93,7 @@ def test_a_plan_of_an_earlier_run_shows_what_that_measured(site: Path, dslaunch:
     shown = dslaunch("plan", *LLAMA, "--config-dir", str(site)).out
     assert f"by efficiency.yaml for {KEY}: time x1.2" in shown
     assert "\nmeasured in first  step " in shown
-    assert "what 1 run of yours leave open" in shown
+    assert "what 1 run of yours leaves open" in shown
     other = dslaunch("plan", *OTHER, "--config-dir", str(site)).out
     assert "by efficiency.yaml" in other
     assert "measured in" not in other

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from dslaunch.engines.registry import ENGINES
 from dslaunch.flow import Request, configured
 from dslaunch.hardware.efficiency import UNCALIBRATED
 from dslaunch.plan import layouts as layouts_of
+from dslaunch.plan.bound import least_s, undivided_s
 from dslaunch.plan.case import cases
 from dslaunch.plan.engine_choice import candidates, engine_faults, grad_accum
 from dslaunch.plan.evaluate import Evaluated, evaluate
@@ -22,7 +24,7 @@ from dslaunch.plan.findings import fits
 from dslaunch.plan.memory import stage_memory
 from dslaunch.plan.search import Found, search
 from dslaunch.plan.sharding import sharded
-from dslaunch.plan.time import least_s, step_time
+from dslaunch.plan.time import Known, step_time
 from dslaunch.schema.components import Decoder, ViT
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.layer import Experts
@@ -86,8 +88,8 @@ def config_of(
     )
 
 
-def everything(config: RunConfig) -> Iterator[tuple[str, str, Wanted]]:
-    """(engine, schedule, strategies): every combination of every value, legal or not."""
+def everything(config: RunConfig, offload: str = "none") -> Iterator[tuple[str, str, Wanted]]:
+    """(engine, schedule, strategies): every combination of every value but of offload, legal or not."""
     pinned = layouts_of.pinned(config)
     world = config.cluster.world_size
     for name, cut in itertools.product(candidates(config), range(world)):
@@ -101,7 +103,8 @@ def everything(config: RunConfig) -> Iterator[tuple[str, str, Wanted]]:
             together = [dict(zip(pinned, each, strict=True)) for each in itertools.product(*choices)]
         else:
             together = list(_one_layout(config, pinned))
-        for wanted in together:
+        for each in together:
+            wanted = {part: want.model_copy(update={"offload": offload}) for part, want in each.items()}
             schedule = "interleaved" if (wanted[trunk].vpp or 1) > 1 else "1f1b"
             yield name, schedule, wanted
 
@@ -138,10 +141,10 @@ def _choices(
                 yield want
 
 
-def brute_force(config: RunConfig) -> list[Tried]:
+def brute_force(config: RunConfig, offload: str = "none") -> list[Tried]:
     """All that is legal, whether it fits or not; gradients in the type that the engine itself would take."""
     found = []
-    for name, schedule, wanted in everything(config):
+    for name, schedule, wanted in everything(config, offload):
         training = config.training.model_copy(update={"schedule": schedule})
         for tried in every_sharding(config.model_copy(update={"training": training})):
             layouts, faults = layouts_of.resolve(tried, wanted)
@@ -171,7 +174,7 @@ def limited(config: RunConfig, gib: float) -> RunConfig:
     return config.model_copy(update={"cluster": config.cluster.model_copy(update={"gpu": gpu})})
 
 
-SCRIPT = ("script=train.py",)
+SCRIPT = ("script=train.py", "goal.engines=[deepspeed,torch,native,megatron_mimo]")
 TORCH = ("engine=torch",)
 FIXED, SOME = (
     ComponentStrategy(recompute="full", zero=1, cp=1, ep=1),
@@ -212,6 +215,33 @@ def test_the_search_finds_what_brute_force_finds(
         name = "lowest_memory" if by_memory else "throughput"
         small = limited(config_of(model, cluster, 4, pins, words, name=name), limit)
         assert_best(small, tried, by_memory=by_memory)
+
+
+@pytest.mark.parametrize("cluster", ["1xA100", "2xA100"])
+def test_offload_is_the_best_of_its_kind_and_only_where_nothing_else_fits(cluster: str) -> None:
+    """From a limit at which the plain ones all fit to one at which not even the least offloaded one does."""
+    pins = {"llm": ComponentStrategy(cp=1)}
+    config = config_of(DENSE, cluster, 4, pins, ("engine=deepspeed",))
+    plain, away = brute_force(config), [*brute_force(config, "cpu"), *brute_force(config, "cpu_params")]
+    least, smallest = (min(each.found.peak_gib for each in tried) for tried in (plain, away))
+    assert smallest < least
+    for limit in (
+        least * 1.0001,
+        least * 0.9999,
+        (least + smallest) / 2,
+        smallest * 1.0001,
+        smallest * 0.9999,
+    ):
+        small = limited(config, limit)
+        legal = plain if limit > least else away
+        fitting = [each.point for each in legal if fits(small, each.found)]
+        found = search(small, layouts_of.pinned(small), UNCALIBRATED)
+        if not fitting:
+            assert not isinstance(found, Found)
+            continue
+        assert isinstance(found, Found)
+        assert (found.chosen.layouts["llm"].offload == "none") == (limit > least)
+        assert (found.chosen.step_s, found.chosen.peak_gib) == pytest.approx(min(fitting))
 
 
 def assert_best(config: RunConfig, tried: list[Tried], *, by_memory: bool) -> None:
@@ -274,15 +304,36 @@ def test_a_larger_micro_batch_never_takes_less_memory(recipe: str, engine: str) 
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "torch", "megatron", "native"])
-@pytest.mark.parametrize("recipe", ["llama3_70b", "mixtral_8x7b", "vla70b", "llama3_70b_lora"])
+@pytest.mark.parametrize("recipe", ["llama3_70b", "mixtral_8x7b", "vla70b", "llama3_70b_lora", "deepseek_v3"])
 def test_no_step_is_shorter_than_its_bound(recipe: str, engine: str) -> None:
+    """Whatever the stages, the ring, the experts' ranks and the recompute, none of which the bound knows."""
     config = recipe_config(f"recipe={recipe}")
-    trunk = config.model.trunk
-    for layout in some_layouts(recipe):
+    trunk, known = config.model.trunk, dict[tuple[object, ...], object]()
+    shares = []
+    for layout in [*some_layouts(recipe), *further_layouts(recipe)]:
         every = cases(config, ENGINES[engine], {trunk: layout}, "fp32")
-        assert least_s(every[trunk], UNCALIBRATED) <= step_time(every, UNCALIBRATED).step_s * (1 + 1e-12), (
-            layout
-        )
+        undivided = undivided_s(every[trunk], UNCALIBRATED, cast("Known", known))
+        bound = least_s(undivided, layout.pp, layout.vpp, layout.num_microbatches, "1f1b")
+        shares.append(bound / step_time(every, UNCALIBRATED).step_s)
+        assert shares[-1] <= 1 + 1e-12, layout
+    assert max(shares) > 0.6  # or it would rule nothing out
+
+
+def further_layouts(recipe: str) -> Iterator[Layout]:
+    """The same with uneven or virtual stages, a cut sequence and experts apart, where the shapes have them."""
+    draw = random.Random(recipe)
+    model = recipe_config(f"recipe={recipe}").model
+    component = model.components[model.trunk]
+    experts = isinstance(component, Decoder) and component.experts is not None
+    for layout in some_layouts(recipe):
+        per = layout.layers_per_stage
+        if layout.pp > 2 and per[0] > 1:
+            per = (per[0] - 1, *per[1:-1], per[-1] + 1)
+        vpp = 2 if layout.pp > 1 and per == layout.layers_per_stage and per[0] % 2 == 0 else 1
+        cp, ep = draw.choice([1, 2, 4]), draw.choice([2, 4]) if experts else 1
+        etp = draw.choice([None, 1]) if experts and layout.tp > 1 else None
+        dp = max(layout.dp, ep)
+        yield replace(layout, layers_per_stage=per, vpp=vpp, cp=cp, ep=ep, expert_tp=etp, dp=dp)
 
 
 def some_layouts(recipe: str) -> Iterator[Layout]:

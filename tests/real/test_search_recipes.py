@@ -30,7 +30,10 @@ def compare(recipe: str, cluster: str) -> None:
         assert str(searched).startswith("strategy=auto: no")
         assert isinstance(pinned, PlanError) or not fits(pinned)
         return
-    assert searched.peak_memory_gib <= searched.memory_limit_gib
+    if not fits(searched):  # the error band alone lets it fit
+        assert [f.severity for f in searched.findings if f.rule == "memory.gpu"] == ["memory"]
+        assert isinstance(pinned, PlanError) or not fits(pinned)
+        return
     assert searched.search is not None
     assert "chosen" in searched.search.engines.values()
     if isinstance(pinned, Prediction) and fits(pinned):
@@ -60,6 +63,7 @@ def test_vla70b_on_64_gpus_says_which_engines_run_it_and_which_do_not() -> None:
     assert isinstance(scripted, Prediction)
     assert scripted.search is not None
     assert not scripted.search.engines["megatron_mimo"].startswith("not searched")
+    assert scripted.search.engines["native"].startswith("not searched: train.py would have to make an engine")
 
 
 def test_components_beside_a_pinned_trunk_have_each_zero_stage_that_the_engine_takes() -> None:

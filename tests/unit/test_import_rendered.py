@@ -60,7 +60,7 @@ CASES = [
         "megatron", "llama2_70b.args", ["cluster=64xH100"], 30,
         ["--use-rotary-position-embeddings", "--lr-warmup-fraction", "--tokenizer-type"],
     ),
-    ("megatron", "megatron_deepspeed.sh", ["cluster=A100"], 27, ["--deepspeed_config"]),
+    ("megatron", "megatron_deepspeed.sh", ["cluster=A100"], 28, ["--deepspeed_config"]),
     ("megatron", "counted_ends.args", ["cluster=64xH100"], 21, ["--num-layers-per-virtual-pipeline-stage"]),
     ("megatron", "experts.args", ["cluster=16xH100"], 30, []),
     ("accelerate", "accelerate_zero3.yaml", [*LLAMA, "cluster=H100", "training.micro_batch=1"], 10, []),

@@ -160,8 +160,18 @@ def test_offload_moves_the_states_to_the_host(dslaunch: CommandLine) -> None:
     move = planned(dslaunch, "recipe=llama3_8b cluster=8xH100 strategy=zero3_cpu_offload")
     assert move["components"]["llm"]["stages"][0]["memory_gib"]["optimizer"] == 0
     assert move["peak_memory_gib"] < stay["peak_memory_gib"]
-    moved = (16 / 8 + 2 / 8) * 8_030_261_248 * 8 / GIB
-    assert move["host_memory_gib"] - stay["host_memory_gib"] == pytest.approx(moved)
+    unlocked = planned(
+        dslaunch,
+        "recipe=llama3_8b cluster=8xH100 strategy=zero3_cpu_offload "
+        "engine.extra.zero_optimization.offload_optimizer.pin_memory=false "
+        "engine.extra.zero_optimization.offload_param.pin_memory=false",
+    )
+    states, gradients, weights = 16 / 8, 4 / 8, 2 / 8
+    moved = (states + gradients) * 8_030_261_248 * 8 / GIB
+    rounded = 8 * 2**31 / GIB  # weights/8 of a rank are 1.87 GiB, in one page-locked block
+    assert weights * 8_030_261_248 < 2**31
+    assert unlocked["host_memory_gib"] - stay["host_memory_gib"] == pytest.approx(moved + rounded)
+    assert move["host_memory_gib"] > unlocked["host_memory_gib"]
 
 
 def test_uneven_stages_sum_to_the_layers(dslaunch: CommandLine) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dslaunch.errors import PlanError
 from dslaunch.flow import Request, configured, refusing
 from dslaunch.hardware.efficiency import UNCALIBRATED
 from dslaunch.plan.planner import plan
@@ -55,6 +56,39 @@ def test_the_prediction_says_its_band_and_survives_its_file() -> None:
     low, high = prediction.peak_memory_gib * 0.95, prediction.peak_memory_gib * 1.08
     assert prediction.band == f"band: memory {low:.1f} to {high:.1f} GiB (-5 % to +8 %)"
     assert prediction_from_json(to_json(prediction)) == prediction
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(1.01, "fits"), (0.99, "warned"), (0.91, "warned"), (0.89, "refused")]
+)
+def test_a_search_warns_within_the_band_and_takes_least_memory_there(share: float, verdict: str) -> None:
+    words = ("strategy.every.cp=1", "strategy.every.zero=3", "strategy.every.recompute=full")
+    fixed = configured(
+        Request(
+            ("recipe=llama3_8b", "cluster=8xH100", "engine=deepspeed", "strategy=auto", *words), None, (), ()
+        )
+    )
+    tables = replace(UNCALIBRATED, memory_bands={"transformers": Band(0.9, 1.1)})
+    least = plan(
+        fixed.model_copy(update={"goal": fixed.goal.model_copy(update={"name": "lowest_memory"})}), tables
+    )[1]
+    fraction = share * least.peak_memory_gib / fixed.cluster.gpu.memory_gib
+    every = fixed.strategy.every.model_copy(update={"offload": "none"})
+    narrow = fixed.model_copy(
+        update={
+            "goal": fixed.goal.model_copy(update={"memory_fraction": fraction}),
+            "strategy": fixed.strategy.model_copy(update={"every": every}),
+        }
+    )
+    if verdict == "refused":
+        with pytest.raises(PlanError, match="none of"):
+            plan(narrow, tables)
+        return
+    prediction = plan(narrow, tables)[1]
+    assert prediction.peak_memory_gib == pytest.approx(least.peak_memory_gib)
+    assert [finding.severity for finding in of_memory(prediction)] == ["memory"]
+    assert prediction.search is not None
+    assert prediction.search.goal.startswith("throughput: nothing fits") == (verdict == "warned")
 
 
 def test_a_searched_prediction_survives_its_file() -> None:

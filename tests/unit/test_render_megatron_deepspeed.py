@@ -106,3 +106,8 @@ def test_without_data_the_scripts_stop_with_the_key_to_set() -> None:
     launch = rendered(*LLAMA, "data.path=")["launch.sh"]
     assert "fail 'data.path is empty" in launch
     assert "mock-data" not in launch
+
+
+def test_the_schedule_that_splits_the_backward_pass_is_a_flag() -> None:
+    assert flags("training.schedule=zb-h1").get("--enable-zbh1-pipeline") is True
+    assert "--enable-zbh1-pipeline" not in flags() | flags(*NO_STAGES, "training.schedule=zb-h1")

@@ -24,10 +24,11 @@ def _passes(found: list[Span]) -> list[Span]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "vpp", "bubble"), [("1f1b", 1, 3), ("gpipe", 1, 3), ("interleaved", 2, 1.5)]
+    ("schedule", "vpp", "bubble"), [("1f1b", 1, 3), ("gpipe", 1, 3), ("interleaved", 2, 1.5), ("zb-h1", 1, 1)]
 )
 def test_the_bubble_is_that_of_the_paper(schedule: str, vpp: int, bubble: float) -> None:
-    """arXiv:2104.04473: (p - 1) * (forward + backward) / v seconds on top of m * (forward + backward)."""
+    """arXiv:2104.04473: (p - 1) * (forward + backward) / v seconds on top of m * (forward + backward); a third of
+    that where the weights' half of the backward pass waits (arXiv:2401.10241)."""
     found = _passes(spans(replace(COMPONENT, vpp=vpp), EVEN, schedule))
     assert max(span.end for span in found) == pytest.approx(24 + 3 * bubble)
 

@@ -110,6 +110,36 @@ def test_the_bubble_shrinks_with_virtual_stages() -> None:
     assert virtual.bubble == pytest.approx(3 / 19, abs=0.03)
 
 
+def test_what_waits_in_host_memory_goes_there_and_back() -> None:
+    """Llama 3 8B keeps some 0.5 GiB a layer at 4,096 tokens: more than PCIe carries beside the forward pass."""
+    away = replace(MEGATRON, offloaded_layers=32)
+    plain, slow = timed(layout()), timed(layout(), away)
+    fast = timed(layout(), away, gpu="GB200")
+    assert (terms(plain)["offload"], terms(timed(layout(), gpu="GB200"))["offload"]) == (0, 0)
+    assert terms(fast)["offload"] < 0.25 * terms(slow)["offload"]
+    some = timed(layout(), replace(MEGATRON, offloaded_modules=("core_attn", "attn_proj")))
+    assert 0 < terms(some)["offload"] < terms(slow)["offload"]
+    assert slow.step_s - plain.step_s == pytest.approx(terms(slow)["offload"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("schedule", "chunks", "share"), [("zb-h1", 1, 0.4), ("zb-h1", 2, 0.2), ("zb-v", 2, 0.2)])
+def test_the_bubble_shrinks_where_weights_gradients_wait(schedule: str, chunks: int, share: float) -> None:
+    """By 1F1B's (p - 1) (F + B + W): a third or a sixth in arXiv:2401.10241, where B is as long as W."""
+    where, tiny = layout(pp=4, dp=2, layers_per_stage=(8, 8, 8, 8)), {"vocab": 128}
+    plain = timed(where, decoder=tiny)
+    split = timed(replace(where, vpp=chunks), decoder=tiny, schedule=schedule)
+    idle = [found.bubble * found.step_s for found in (plain, split)]
+    assert idle[1] / idle[0] == pytest.approx(share, abs=0.07)
+    assert terms(split)["compute"] == pytest.approx(terms(plain)["compute"], rel=0.01)
+
+
+def test_folded_pipelines_have_the_head_beside_the_embedding() -> None:
+    where = layout(pp=4, dp=2, vpp=2, layers_per_stage=(8, 8, 8, 8))
+    plain, folded = (timed(where, schedule=schedule) for schedule in ("interleaved", "zb-v"))
+    assert terms(folded, 0)["compute"] > 1.1 * terms(plain, 0)["compute"]
+    assert terms(folded, 3)["compute"] < 0.9 * terms(plain, 3)["compute"]
+
+
 def test_the_head_makes_the_last_stage_the_clock() -> None:
     even = timed(layout(pp=4, dp=2, layers_per_stage=(8, 8, 8, 8)))
     shifted = timed(layout(pp=4, dp=2, layers_per_stage=(9, 9, 9, 5)))

@@ -9,5 +9,5 @@ megatron_options=" \
     --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0 --bf16 \
     --data-path ${BASE}/text_document --split 98,2,0 --tokenizer-type GPT2BPETokenizer \
     --vocab-file ${BASE}/vocab.json --merge-file ${BASE}/merges.txt"
-deepspeed_options="--deepspeed --deepspeed_config ds.json --zero-stage 1"
+deepspeed_options="--deepspeed --deepspeed_config ds.json --zero-stage 1 --enable-zbh1-pipeline"
 deepspeed --num_nodes 4 --num_gpus 8 pretrain_gpt.py ${megatron_options} ${deepspeed_options} &> log.txt

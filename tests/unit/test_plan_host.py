@@ -1,0 +1,79 @@
+"""Host memory: what offload takes, and the moment at which every process of a node has the whole model."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command import CommandLine, planned
+
+WORDS = (
+    "plan recipe=llama3_70b cluster=8x8xH100 strategy=zero3 cluster.node.host_memory_gib={gib} "
+    "--accept memory.gpu"
+)
+COPIES = 8 * (70553706496 * 2 / 2**30 + 2)
+
+
+def warned(dslaunch: CommandLine, words: str, gib: float) -> bool:
+    found = planned(dslaunch, f"{WORDS.format(gib=round(gib))} {words}")["findings"]
+    (*warnings,) = [each for each in found if each["rule"] == "memory.host"]
+    assert all(
+        each["severity"] == "memory" and f"take {COPIES:.0f} of" in each["message"] for each in warnings
+    )
+    return bool(warnings)
+
+
+@pytest.mark.parametrize(
+    ("words", "loads_whole"),
+    [
+        ("engine=deepspeed script=t.py", True),
+        ("engine=deepspeed script=t.py engine.huggingface=true", False),
+        ("engine=native module=dslaunch.runtime", False),
+    ],
+)
+def test_a_script_that_loads_the_model_in_each_process_is_warned_of(
+    dslaunch: CommandLine, words: str, loads_whole: bool
+) -> None:
+    assert warned(dslaunch, words, COPIES - 10) is loads_whole
+    assert not warned(dslaunch, words, COPIES + 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "loading"),
+    [("engine=deepspeed script=t.py", COPIES), ("engine=native module=dslaunch.runtime", None)],
+)
+def test_the_peak_while_loading_is_in_the_prediction(
+    dslaunch: CommandLine, words: str, loading: float | None
+) -> None:
+    found = planned(dslaunch, f"{WORDS.format(gib=2000)} {words}")
+    assert found["host_loading_gib"] == (loading and pytest.approx(loading))
+
+
+SHARD = 8030261248 // 8
+ZERO2 = "plan recipe=llama3_8b cluster=8xA100 strategy=zero2_cpu_offload"
+UNLOCKED = "engine.extra.zero_optimization.offload_optimizer.pin_memory=false"
+VOCABULARY = 2 * 128256 * 4096
+
+
+def host_bytes(dslaunch: CommandLine, words: str) -> float:
+    """Of a rank."""
+    return float(planned(dslaunch, words)["components"]["llm"]["stages"][0]["host_gib_per_rank"]) * 2**30
+
+
+def test_page_locked_blocks_are_rounded_up_to_powers_of_two(dslaunch: CommandLine) -> None:
+    """Master weights and gradients, new 16-bit weights, and one parameter's gradient; moments are pageable."""
+    assert host_bytes(dslaunch, ZERO2) == pytest.approx(2 * 2**32 + 2**31 + 2**30 + 8 * SHARD)
+    assert host_bytes(dslaunch, f"{ZERO2} {UNLOCKED}") == pytest.approx(18 * SHARD + VOCABULARY)
+
+
+def test_gradients_of_earlier_micro_batches_wait_in_host_memory_in_the_models_type(
+    dslaunch: CommandLine,
+) -> None:
+    words = f"{ZERO2} {UNLOCKED} training.grad_accum_dtype=bf16"
+    assert host_bytes(dslaunch, words) == pytest.approx(20 * SHARD + VOCABULARY)
+
+
+def test_nodes_too_small_for_page_locked_blocks_are_told_of_them(dslaunch: CommandLine) -> None:
+    ran = dslaunch(f"{ZERO2} cluster.node.host_memory_gib=160")
+    assert ran.status == 3
+    assert UNLOCKED in ran.out + ran.err
+    assert planned(dslaunch, f"{ZERO2} cluster.node.host_memory_gib=160 {UNLOCKED}")["host_memory_gib"] < 160
