@@ -24,7 +24,7 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     model = config.model.model_dump(mode="json", by_alias=True)
     try:
         check_model(model["components"], model["edges"])
-        check_weights(model["components"], config.model.weights)
+        check_weights(model["components"], config.model.weights, model["edges"])
     except ConfigError as error:
         return [str(error)]
     training, specs, edges = config.training, model["components"], model["edges"]

@@ -92,11 +92,15 @@ def _mesh_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         meshes = [replace(end, zero=0, offload="none", recompute="none") for end in ends]
         if meshes[0] != meshes[1]:
             faults.append(
-                f"strategy.{edge.to} is {ends[1].describe()}, strategy.{edge.source} is {ends[0].describe()}: "
-                "they share attention layer by layer and need the same tp, pp, cp, dp, stages and micro-batches; "
-                "set both, or strategy.every"
+                f"strategy.{edge.to} is {_placed(ends[1])}, strategy.{edge.source} is {_placed(ends[0])}: they "
+                "share attention layer by layer and need the same tp, pp, cp, dp, ranks, stages and "
+                "micro-batches; set both, or strategy.every"
             )
     return faults
+
+
+def _placed(layout: Layout) -> str:
+    return f"{layout.describe()} on ranks {layout.rank_offset}-{layout.rank_offset + layout.ranks - 1}"
 
 
 def sequence_faults(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:

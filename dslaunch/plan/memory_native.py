@@ -64,7 +64,7 @@ def buffers(case: Case, held: Counts) -> Buffers:
 def judged_share(case: Case) -> float:
     """Share of the decoder's tokens that have logits: no label stands on tokens of other components, and where a
     head reads the decoder its own vocabulary is never asked."""
-    edges = case.config.model.edges
+    edges = [edge for edge in case.config.model.edges if edge.join != "shared_attention"]
     if any(edge.source == case.name for edge in edges):
         return 0.0
     return max(0.0, 1 - sum(edge.tokens for edge in edges if edge.to == case.name) / case.tokens)

@@ -102,11 +102,14 @@ def _first_trained(plan: Plan) -> ComponentPlan:
 
 
 def _one_each(plan: Plan, config: RunConfig) -> dict[str, dict[str, Any]]:
-    """A configuration for each component that trains; a frozen one has no engine."""
+    """A configuration for each component that trains; a frozen one has no engine, and dslaunch.runtime has one for
+    all whose layers attend together."""
+    joined = plan.program.module == RUNTIME_MODULE
+    guests = {edge.to for edge in config.model.edges if joined and edge.join == "shared_attention"}
     made = {
         name: deepspeed_config(plan, component, trained(component), shared=False)
         for name, component in plan.components.items()
-        if component.trainable
+        if component.trainable and name not in guests
     }
     extra, version = config.engine.extra, plan.engine.version
     return {f"ds_config.{name}.json": merge_deepspeed(each, extra, version) for name, each in made.items()}

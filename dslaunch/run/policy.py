@@ -100,5 +100,5 @@ def _fruitless(past: Sequence[Past]) -> list[bool]:
 
 def _used_up(most: int, counted: int) -> str:
     if most == 0:
-        return "restart.max is 0 (without checkpoint.every a restart would begin anew)"
+        return "restart.max is 0 (the default without checkpoint.every)"
     return f"{counted} restarts brought no new step, and restart.max is {most}"

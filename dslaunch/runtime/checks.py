@@ -41,7 +41,7 @@ def check_executable(plan: Plan) -> None:
         _check_sharding(plan)
     if plan.training.optimizer != "adamw":
         raise ConfigError(f"training.optimizer: found '{plan.training.optimizer}'; the runtime has adamw.")
-    check_weights(plan.model["components"], plan.files.weights)
+    check_weights(plan.model["components"], plan.files.weights, plan.model["edges"])
     check_model(plan.model["components"], plan.model["edges"])
     if plan.engine.name == "native":
         _check_native(plan)

@@ -15,11 +15,11 @@ from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Batch, Samples, micro_batches
 from dslaunch.runtime.deepspeed_internals import leave_out_shared_memory_op, use_cpu_accelerator
 from dslaunch.runtime.deepspeed_states import copies_of, held_by, loss_scaler, set_loss_scaler, settle
-from dslaunch.runtime.engines import StepResult
 from dslaunch.runtime.graph import build_model, parameter_groups
 from dslaunch.runtime.held import Held
 from dslaunch.runtime.proof import Copy
 from dslaunch.runtime.schedule import make_scheduler
+from dslaunch.runtime.step import StepResult
 from dslaunch.runtime.store import Extra
 from dslaunch.runtime.tensor_parallel import ALONE
 from dslaunch.runtime.world import World

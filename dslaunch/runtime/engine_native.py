@@ -24,7 +24,6 @@ from dslaunch.runtime.deepspeed_internals import (
 )
 from dslaunch.runtime.deepspeed_states import copies_of, held_by, settle, unwritten, whole_copy
 from dslaunch.runtime.engine_deepspeed import join_deepspeed, read_config
-from dslaunch.runtime.engines import Enter, StepResult
 from dslaunch.runtime.exchange import Exchange
 from dslaunch.runtime.graph import build_piece, given_weights, start_values, unset_model
 from dslaunch.runtime.held import Held
@@ -34,8 +33,9 @@ from dslaunch.runtime.own import Piece, judged_count
 from dslaunch.runtime.proof import Copy
 from dslaunch.runtime.schedule import lr_factor, make_scheduler
 from dslaunch.runtime.stage import Reader, Stage
+from dslaunch.runtime.step import Enter, StepResult
 from dslaunch.runtime.store import Extra
-from dslaunch.runtime.supported import tokens_after, tokens_between, width_after
+from dslaunch.runtime.supported import shape_between, tokens_after, width_after
 from dslaunch.runtime.tensor_parallel import slice_for
 from dslaunch.runtime.weights import read_weights
 from dslaunch.runtime.world import World
@@ -122,8 +122,8 @@ class NativeEngine:
         if message.edge != PIPELINE:
             edge = self.work.edges[message.edge]
             return tokens_after(edge["from"], list(self.work.edges)), width_after(specs[edge["from"]])
-        name, edges = message.sender.component, list(self.work.edges)
-        return tokens_between(name, specs, edges, self.plan.training.seq_len), width_after(specs[name])
+        edges = list(self.plan.model["edges"])
+        return shape_between(message.sender.component, specs, edges, self.plan.training.seq_len)
 
     def _judged(self, read: Reader) -> Tensor:
         """Tokens that the loss falls on in the global batch; every rank gets the number before it needs it."""

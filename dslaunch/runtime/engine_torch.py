@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Batch, Samples, micro_batches
 from dslaunch.runtime.deepspeed_states import replicated, unwritten
-from dslaunch.runtime.engines import StepResult
 from dslaunch.runtime.graph import Graph, build_model, parameter_groups
 from dslaunch.runtime.held import Cut, Held, fresh_states, local
 from dslaunch.runtime.layers import Block
 from dslaunch.runtime.proof import Copy
 from dslaunch.runtime.schedule import make_scheduler, place_scheduler
+from dslaunch.runtime.step import StepResult
 from dslaunch.runtime.store import Extra
 from dslaunch.runtime.tensor_parallel import ALONE
 from dslaunch.runtime.world import World

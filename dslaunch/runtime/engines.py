@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-from torch import Tensor
 
 from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Samples
 from dslaunch.runtime.proof import Proved
+from dslaunch.runtime.step import Enter, StepResult
 from dslaunch.runtime.store import Keeper
 from dslaunch.runtime.world import World
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """One optimizer step of one rank."""
-
-    loss: Tensor
-    """Mean over this rank's samples; a scalar without gradient."""
-    grad_norm: float
-    """2-norm of the whole gradient before clipping, the same on every rank."""
-    lr: float
-    """The decoder's learning rate in this step (of the first group that trains)."""
 
 
 class Engine(Keeper, Proved, Protocol):
@@ -34,10 +19,6 @@ class Engine(Keeper, Proved, Protocol):
     def step(self, number: int) -> StepResult:
         """Optimizer step `number` (from 0): gradients of its global batch, then new weights."""
         ...
-
-
-Enter = Callable[[str], None]
-"""Called with the name of each phase as it begins."""
 
 
 def make_engine(plan: Plan, world: World, data: Samples, folder: Path, enter: Enter) -> Engine:

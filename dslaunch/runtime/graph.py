@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan
 from dslaunch.runtime.components import Decoder, ViT, build_component, whole
+from dslaunch.runtime.coupled import executed
 from dslaunch.runtime.data import Batch
 from dslaunch.runtime.own import Piece, build_for, call_factory, check_count, is_own, judged_count, reads
 from dslaunch.runtime.supported import Spec, tokens_after, trunk_of
@@ -97,8 +98,7 @@ def build_model(plan: Plan) -> Graph:
 
 def unset_model(plan: Plan) -> Graph:
     """The modules of `plan`, without start values; on the device that torch makes tensors on."""
-    specs: dict[str, Spec] = plan.model["components"]
-    edges: list[dict[str, Any]] = list(plan.model["edges"])
+    specs, edges = executed(plan.model["components"], plan.model["edges"])
     parts = {name: build_piece(plan, name, None) for name in specs}
     for name, part in parts.items():
         if is_own(part):
@@ -109,11 +109,12 @@ def unset_model(plan: Plan) -> Graph:
 def build_piece(plan: Plan, name: str, piece: Piece | None) -> nn.Module:
     """What a rank holds of component `name` (None: all), without start values; frozen where it is."""
     spec: Spec = plan.model["components"][name]
-    layer = _layer_read(name, list(plan.model["edges"]))
+    _, edges = executed(plan.model["components"], plan.model["edges"])
+    layer = _layer_read(name, edges)
     if spec.get("module"):
         module = call_factory(build_for(plan, name, piece or whole(spec), layer))
     else:
-        tokens = tokens_after(name, list(plan.model["edges"]))
+        tokens = tokens_after(name, edges)
         module = build_component(spec, plan.components[name].recompute, layer, piece, tokens)
     if spec["train"] == "nothing":
         module.requires_grad_(False)
@@ -122,7 +123,8 @@ def build_piece(plan: Plan, name: str, piece: Piece | None) -> nn.Module:
 
 def given_weights(plan: Plan) -> dict[str, str]:
     """The folder that a component's weights come from, by component; those without start from random ones."""
-    folders = {name: spec.get("weights") or plan.files.weights for name, spec in plan.model["components"].items()}
+    specs, _ = executed(plan.model["components"], plan.model["edges"])
+    folders = {name: spec.get("weights") or plan.files.weights for name, spec in specs.items()}
     return {name: folder for name, folder in folders.items() if folder}
 
 

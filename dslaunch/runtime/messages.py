@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from dslaunch.planfile import ComponentPlan, Plan
+from dslaunch.runtime.coupled import executed
 from dslaunch.runtime.grid import Grid, Shares, grid_of
 from dslaunch.runtime.supported import judge_of, stands_apart, trunk_of
 from dslaunch.runtime.tasks import Lane, Task, in_lockstep, in_rounds
@@ -123,15 +124,17 @@ def step_of(plan: Plan, rounds: int = 0) -> Step:
             macro-batches where components share ranks, as many as the micro-batches allow where the trunk stands
             apart.
     """
-    specs, edges = plan.model["components"], tuple(plan.model["edges"])
-    trunk, judge = trunk_of(specs), judge_of(specs, list(edges))
+    specs, every = executed(plan.model["components"], plan.model["edges"])
+    edges = tuple(every)
+    trunk, judge = trunk_of(specs), judge_of(specs, every)
     front = [name for name in in_order(specs, edges) if name not in (trunk, judge)]
     apart = stands_apart(plan.components, trunk, front)
     most = math.gcd(*(plan.components[name].num_microbatches for name in (trunk, *front)))
     rounds = rounds or (most if apart else plan.training.macro_batches)
     assert most % rounds == 0, (most, rounds)
     wanted = wanting_gradients(specs, edges)
-    layouts, per_micro_batch = plan.components, plan.components[trunk].num_microbatches
+    layouts = {name: plan.components[name] for name in specs}
+    per_micro_batch = layouts[trunk].num_microbatches
     parts = {
         name: Part(
             grid_of(layout),

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dslaunch.planfile import Plan
-from dslaunch.runtime.engines import StepResult
 from dslaunch.runtime.saving import Saved
+from dslaunch.runtime.step import StepResult
 from dslaunch.runtime.world import World
 
 _GIB = 2**30

@@ -20,18 +20,23 @@ A parameter has the same name in a piece as in the whole component. What is cut 
 marked so (`dslaunch.runtime.tensor_parallel`), and outputs are equal on all of them. A forward pass reaches every
 parameter that trains, whatever is in the batch. `units`, where a module has it, lists what FSDP2 shards one by
 one; `file_names` and `fresh` say how weights are read (`dslaunch.runtime.weights`).
+
+A decoder whose layers attend together with another component's (`build.guests`, joined by shared_attention) makes
+that component's layers too; between its stages it gives both streams, as `side_by_side` joins them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from dslaunch.errors import ConfigError
+from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan
+from dslaunch.runtime.coupled import executed, guests_of, streams_of
 from dslaunch.runtime.data import IGNORE, Batch
 from dslaunch.runtime.naming import imported
 from dslaunch.runtime.supported import Spec, tokens_after, tokens_between
@@ -70,6 +75,10 @@ class Build:
     """Tokens per sample that it passes on; where a sample has fewer, what stands behind them is never read."""
     between: int
     """Tokens per sample between its pipeline stages."""
+    guests: Mapping[str, Spec]
+    """Settings of the components whose layers attend in its own (`shared_attention`): it makes them too."""
+    streams: tuple[tuple[int, int], ...]
+    """With guests: (tokens, width) of a sample's own stream, and of each guest's."""
 
     def argument(self, key: str, kind: type, default: Any = None) -> Any:
         """`module_args.KEY`; ConfigError where it is missing, without a default, or of another type."""
@@ -83,11 +92,26 @@ class Build:
 
 
 def build_for(plan: Plan, name: str, piece: Piece, from_layer: int) -> Build:
-    specs, edges = plan.model["components"], list(plan.model["edges"])
+    specs, every = plan.model["components"], plan.model["edges"]
+    _, edges = executed(specs, every)
+    between = tokens_between(name, specs, edges, plan.training.seq_len)
+    guests = {guest: specs[guest] for guest in guests_of(name, every)}
     return Build(
         name, specs[name], specs[name].get("module_args", {}), piece, plan.components[name].recompute, from_layer,
-        tokens_after(name, edges), tokens_between(name, specs, edges, plan.training.seq_len),
+        tokens_after(name, edges), between, guests,
+        tuple(streams_of(name, specs, every, between)) if guests else (),
     )  # fmt: skip
+
+
+def side_by_side(streams: Sequence[Tensor]) -> Tensor:
+    """What a stage before the last gives of a component with guests: streams [B, S, H] as [B, 1, all S * H]."""
+    return torch.cat([stream.flatten(1) for stream in streams], dim=1).unsqueeze(1)
+
+
+def apart(x: Tensor, streams: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The streams, each [B, S, H], that `side_by_side` joined."""
+    parts = torch.split(x.squeeze(1), [tokens * width for tokens, width in streams], dim=1)
+    return [part.view(-1, *shape) for part, shape in zip(parts, streams, strict=True)]
 
 
 def call_factory(build: Build) -> nn.Module:
@@ -135,10 +159,11 @@ def check_count(plan: Plan, name: str, whole: nn.Module) -> None:
     Args:
         whole: the component, uncut; may be on the meta device.
     """
-    found, planned = sum(p.numel() for p in whole.parameters()), plan.components[name].params
+    found, guests = sum(p.numel() for p in whole.parameters()), guests_of(name, plan.model["edges"])
+    planned = sum(plan.components[each].params for each in (name, *guests))
     if planned and abs(found - planned) > COUNT_TOLERANCE * planned:
         raise ConfigError(
             f"model.components.{name}: {plan.model['components'][name]['module']} makes {found:,} parameters; the "
-            f"plan's memory was reckoned with {planned:,}, by the settings of its arch. Make them agree, and plan "
-            "again."
+            f"plan's memory was reckoned with {planned:,}, by the settings of {listed((name, *guests))}. Make "
+            "them agree, and plan again."
         )

@@ -11,12 +11,13 @@ from dslaunch.planfile import Plan, Prediction
 from dslaunch.runtime import checkpoints
 from dslaunch.runtime.checks import check_executable, read_plan
 from dslaunch.runtime.data import Fitting, open_data
-from dslaunch.runtime.engines import Engine, Enter, make_engine
+from dslaunch.runtime.engines import Engine, make_engine
 from dslaunch.runtime.metrics import Recorder, measure
 from dslaunch.runtime.pace import Pace
 from dslaunch.runtime.proof import prove, read_prediction
 from dslaunch.runtime.reading import ReadAhead
 from dslaunch.runtime.saving import Saved, Saver
+from dslaunch.runtime.step import Enter
 from dslaunch.runtime.stopping import Asked, Stopped, StopRequest
 from dslaunch.runtime.world import World, join_world, part, read_world
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslaunch.planfile import Plan, Prediction, prediction_from_json
+from dslaunch.runtime.coupled import guests_of
 from dslaunch.runtime.grid import grid_of
 from dslaunch.runtime.held import Held
 from dslaunch.runtime.world import World
@@ -152,8 +153,9 @@ def _apart(told: list[Witness], plan: Plan, prediction: Prediction) -> list[tupl
             place = grid_of(layout).place(each.rank)
             if place is None or layout.offload != "none":
                 continue  # offloaded states are in the host's ledger
-            memory = prediction.components[name][place.stage].memory_gib
-            said = (memory.weights + memory.optimizer) * _GIB
+            held_too = (name, *guests_of(name, plan.model["edges"]))
+            memory = [prediction.components[one][place.stage].memory_gib for one in held_too]
+            said = sum(one.weights + one.optimizer for one in memory) * _GIB
             wrong = held - said > BYTES_TOLERANCE * said + SLACK
             fault = (
                 f"{name}: rank {each.rank} holds {held / _GIB:.3g} GiB of weights and optimizer states; the "

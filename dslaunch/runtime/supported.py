@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from dslaunch.errors import ConfigError, listed
+from dslaunch.runtime.coupled import check_coupled, coupling_faults, executed, streams_of
 
 Spec = dict[str, Any]
 """A component as `dslaunch.schema` validated it, out of plan.json."""
@@ -48,8 +49,11 @@ def check_model(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> None:
     Raises:
         ConfigError: an architecture, a setting, a join or a way of edges that the modules lack.
     """
+    left, between = executed(specs, edges)
     for name, spec in specs.items():
-        _check_component(name, spec)
+        _check_component(name, spec, guest=name not in left)
+    check_coupled(specs, edges)
+    specs, edges = left, between
     trunk, judge = trunk_of(specs), judge_of(specs, edges)
     for name, spec in specs.items():
         if spec["arch"] == "mlp" and all(edge["to"] != name for edge in edges):
@@ -64,13 +68,13 @@ def check_model(specs: dict[str, Spec], edges: list[dict[str, Any]]) -> None:
             raise ConfigError(f"{_shown(edge)} says {edge['tokens']} tokens, but {edge['from']} gives {tokens}.")
 
 
-def check_weights(specs: Mapping[str, Spec], weights: str) -> None:
+def check_weights(specs: Mapping[str, Spec], weights: str, edges: list[dict[str, Any]]) -> None:
     """Refuse weights for a component that has no names for them.
 
     Args:
         weights: `model.weights`, for all components that name none of their own.
     """
-    for name in specs:
+    for name in executed(specs, edges)[0]:
         if weights and not is_own(name, specs):
             raise ConfigError(
                 f"model.weights: found '{weights}'; dslaunch.runtime reads weights into modules of their own "
@@ -107,12 +111,14 @@ def cut_faults(
 
     The model is one that `check_model` let pass.
     """
+    every, coupled = specs, coupling_faults(edges, layouts)
+    specs, edges = executed(specs, edges)
     trunk = trunk_of(specs)
-    found = _head_faults(trunk, judge_of(specs, edges), layouts)
+    found = coupled + _head_faults(trunk, judge_of(specs, edges), layouts)
     if (tokens := tokens_after(trunk, edges)) > seq_len:
         found.append(f"model.edges: {tokens} tokens leave {trunk}, and training.seq_len is {seq_len}")
     for name, layout in layouts.items():
-        spec, key = specs[name], f"strategy.{name}"
+        spec, key = every[name], f"strategy.{name}"
         found += [f"{key}.tp is {layout.tp}; {fault}" for fault in _shard_faults(spec, layout.tp)]
         if layout.pp > 1 and spec["arch"] == "mlp":
             found.append(f"{key}.pp is {layout.pp}; dslaunch.runtime does not cut an mlp into stages")
@@ -121,7 +127,7 @@ def cut_faults(
                 f"{key}.pp is {layout.pp}; dslaunch.runtime keeps tied embeddings in one stage: pp 1, or "
                 f"model.components.{name}.tied_embeddings=false"
             )
-        if layout.vpp > 1 and spec["arch"] != "decoder":
+        if layout.vpp > 1 and spec["arch"] != "decoder" and name in specs:
             found.append(f"{key}.vpp is {layout.vpp}; dslaunch.runtime interleaves the stages of a decoder alone")
         if uneven := [count for count in layout.layers_per_stage if count % layout.vpp]:
             found.append(f"{key}.vpp is {layout.vpp}; {uneven[0]} layers of a stage are not divisible by it")
@@ -142,6 +148,7 @@ def macro_faults(
     """
     if macro_batches == 1:
         return []
+    specs, edges = executed(specs, edges)
     key, trunk, judge = f"training.macro_batches is {macro_batches}", trunk_of(specs), judge_of(specs, edges)
     front = [name for name in specs if name not in (trunk, judge)]
     if not front:
@@ -198,7 +205,7 @@ def _shard_faults(spec: Spec, tp: int) -> list[str]:
     else:
         cut = {key: spec[key] for key in ("heads", "ffn", "vocab") if key in spec}
     found = [f"{key} {size} is not divisible by it" for key, size in cut.items() if size % tp]
-    heads = spec.get("kv_heads", tp)
+    heads = spec.get("kv_heads") or tp
     if heads % tp and tp % heads:
         found.append(f"kv_heads {heads} is neither divisible by it nor a divisor of it")
     return found
@@ -253,6 +260,20 @@ def tokens_between(name: str, specs: Mapping[str, Spec], edges: list[dict[str, A
     return int(spec["passes"] * (patches + int(spec["class_token"]) + spec["registers"]))
 
 
+def shape_between(
+    name: str, specs: Mapping[str, Spec], edges: list[dict[str, Any]], seq_len: int
+) -> tuple[int, int]:
+    """(tokens, width) of a sample between the pipeline stages of component `name`.
+
+    Its own stream and its guests', which differ in width, stand one after another as one wide token.
+    """
+    tokens = tokens_between(name, specs, edges, seq_len)
+    streams = streams_of(name, specs, edges, tokens) if "hidden" in specs[name] else []
+    if len(streams) > 1:
+        return 1, sum(count * width for count, width in streams)
+    return tokens, width_after(specs[name])
+
+
 def width_after(spec: Spec) -> int:
     """Width of a token that a component passes on."""
     return int(spec["dims"][-1] if spec["arch"] == "mlp" else spec["hidden"])
@@ -271,8 +292,8 @@ def output_tokens(name: str, specs: dict[str, Spec], edges: list[dict[str, Any]]
     return counts[0] + sum(more)
 
 
-def _check_component(name: str, spec: Spec) -> None:
-    arch, own = spec["arch"], bool(spec.get("module"))
+def _check_component(name: str, spec: Spec, *, guest: bool) -> None:
+    arch, own = spec["arch"], guest or bool(spec.get("module"))
     if arch not in _EXECUTED and not own:
         raise ConfigError(
             f"model.components.{name}.arch: found '{arch}'; dslaunch.runtime executes {listed(_EXECUTED)}. Name a "

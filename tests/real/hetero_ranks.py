@@ -152,6 +152,9 @@ def plan_of(case: Case) -> planfile.Plan:
             num_microbatches=at.micro_batches, micro_batch=SAMPLES // at.dp // at.micro_batches,
             lr=at.lr, weight_decay=at.weight_decay, layers_per_stage=_split(layers, at.pp, at.vpp),
         )  # fmt: skip
+    for edge in model_of(case)["edges"]:
+        if edge["join"] == "shared_attention":
+            components[edge["to"]] = components[edge["from"]]
     engine = replace(whole.engine, name="native")
     return replace(whole, components=components, engine=engine)
 

@@ -73,6 +73,7 @@ def test_pages_are_read_without_a_network(address: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page()
+        page.set_default_timeout(120_000)  # a busy machine
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -21,10 +21,22 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from dslaunch import planfile  # noqa: E402
+from dslaunch.errors import ConfigError  # noqa: E402
+from dslaunch.runtime.data import open_data  # noqa: E402
+from dslaunch.runtime.graph import build_model, unset_model  # noqa: E402
 from dslaunch.schema.model import Model  # noqa: E402
 from tests.command import CommandLine  # noqa: E402
 from tests.real import plans  # noqa: E402
-from tests.real.hetero_ranks import Case, Layout, execute, model_of, training_of, whole, write  # noqa: E402
+from tests.real.hetero_ranks import (  # noqa: E402
+    Case,
+    Layout,
+    execute,
+    model_of,
+    plan_of,
+    training_of,
+    whole,
+    write,
+)
 from tests.real.hetero_reference import train_alone  # noqa: E402
 from tests.real.ranks import run_ranks  # noqa: E402
 from tests.real.test_hetero import compare, folder_of, parts_in  # noqa: E402
@@ -44,7 +56,11 @@ def model(name: str, kv_heads: int) -> dict[str, Any]:
     """Of the file, with other key and value heads, and larger epsilons: a norm blows up small start values."""
     raw = yaml.safe_load((EXAMPLES / "conf" / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
     raw["components"]["llm"] |= {"kv_heads": kv_heads, "norm_eps": 0.1}
-    raw["components"]["llm"]["module_args"]["config"] |= {"num_key_value_heads": kv_heads, "rms_norm_eps": 0.1}
+    if "action_expert" in raw["components"]:
+        raw["components"]["action_expert"]["kv_heads"] = kv_heads
+    else:
+        heads = {"num_key_value_heads": kv_heads, "rms_norm_eps": 0.1}
+        raw["components"]["llm"]["module_args"]["config"] |= heads
     raw["components"]["vision_encoder"]["module_args"]["config"]["layer_norm_eps"] = 0.1
     return Model.model_validate(raw).model_dump(mode="json", by_alias=True)
 
@@ -57,6 +73,11 @@ def llava(vision: Layout, projector: Layout, llm: Layout, kv_heads: int = 6, **m
 def qwen(vision: Layout, projector: Layout, llm: Layout, kv_heads: int = 6, **more: Any) -> Case:
     shown = {"data": "own_models.sums:images_of_any_size", "seq_len": 24, **more}
     return Case(vision, projector, llm, model=model("qwen2_5_vl_small", kv_heads), **shown)
+
+
+def pi0(vision: Layout, projector: Layout, llm: Layout, kv_heads: int = 6, **more: Any) -> Case:
+    shown = {"data": "own_models.flows:chunks", "seq_len": 16, **more}
+    return Case(vision, projector, llm, model=model("pi0_small", kv_heads), **shown)
 
 
 CASES = {
@@ -111,11 +132,40 @@ CASES = {
         Layout(dp=2, tp=4, zero=2, micro_batches=4),
         kv_heads=2,
     ),
+    "pi0, twin of vla70b": pi0(
+        Layout(dp=4, tp=2, zero=2, recompute="selective", lr=1e-3),
+        Layout(dp=8, zero=2),
+        Layout(pp=2, dp=2, tp=2, zero=1, micro_batches=6, recompute="selective"),
+        clip=0.3,
+    ),
+    "pi0, separate ranks, lockstep": pi0(
+        Layout(pp=2, dp=2, zero=1, micro_batches=4),
+        Layout(dp=3, zero=1, micro_batches=4),
+        Layout(pp=2, dp=2, zero=1, offset=4, micro_batches=4, recompute="full"),
+        masked=True,
+    ),
+    "pi0, interleaved, frozen tower": pi0(
+        Layout(dp=2, tp=3, zero=2, micro_batches=4),
+        Layout(dp=2, tp=4, zero=1, micro_batches=2),
+        Layout(pp=2, vpp=2, dp=2, zero=1, micro_batches=4),
+        schedule="interleaved",
+        frozen=("vision_encoder",),
+        clip=0.3,
+    ),
+    "pi0, two heads over four shards": pi0(
+        Layout(pp=4, dp=1, tp=2, zero=1, micro_batches=4, recompute="full"),
+        Layout(dp=4, tp=2, zero=2),
+        Layout(dp=2, tp=4, zero=2, micro_batches=4),
+        kv_heads=2,
+        optimizer="SGD",
+        clip=0.3,
+    ),
 }
 
 
 BF16 = {f"{name}, in bf16": replace(CASES[name], precision="bf16") for name in CASES if "twin" in name}
-FAST = ("llava, twin of vla70b", "qwen, twin of vla70b", "qwen, twin of vla70b, in bf16")
+FAST = ("qwen, twin of vla70b", "pi0, twin of vla70b", "qwen, twin of vla70b, in bf16")
+"""LLaVA's twin runs with the fast ones as well: from weights, below."""
 SLOW = (CASES | BF16).keys() - set(FAST)
 
 
@@ -205,7 +255,11 @@ def test_weights_of_a_whole_model_go_to_each_components_ranks(pretrained: Path, 
     "strategy", ["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp2"))]
 )
 @pytest.mark.parametrize(
-    "name", ["qwen, twin of vla70b", pytest.param("llava, twin of vla70b", marks=pytest.mark.slow)]
+    "name",
+    [
+        "qwen, twin of vla70b",
+        *(pytest.param(f"{name}, twin of vla70b", marks=pytest.mark.slow) for name in ("llava", "pi0")),
+    ],
 )
 def test_one_strategy_for_the_whole_model(strategy: str, name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -215,14 +269,48 @@ def test_one_strategy_for_the_whole_model(strategy: str, name: str, tmp_path: Pa
         plan = plans.with_component(plan, component, lr=2e-3)
     outcome = run_ranks(plans.write(plan, tmp_path), 2)
     assert outcome.statuses == [0, 0], outcome.output
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     same_rate = {part: replace(at, lr=2e-3) for part, at in case.layouts.items()}
     exact = train_alone(replace(case, clip=0.0, **same_rate), torch.float64)
     assert [row["loss"] for row in rows] == pytest.approx(exact.losses, rel=1e-5)
     assert [row["grad_norm"] for row in rows] == pytest.approx(exact.norms, rel=1e-4)
 
 
-@pytest.mark.parametrize("recipe", ["llava_actions", pytest.param("qwen2_5_vl_small", marks=pytest.mark.slow)])
+def test_the_expert_reads_the_llm_and_is_not_read_by_it() -> None:
+    """Other noise changes the flow's loss and not the answer's; the flow's gradient reaches the last keys."""
+    plan = planfile.plan_from_json(planfile.to_json(plan_of(CASES["pi0, twin of vla70b"])), "plan.json")
+    graph, batch = build_model(plan), open_data(plan).at(range(4))
+    other = replace(batch, more={**batch.more, "noise": batch.more["noise"] + 1.0})
+    flows = [graph(replace(each, labels=torch.full_like(each.labels, -100))) for each in (batch, other)]
+    answers = [graph(each) - flow for each, flow in zip((batch, other), flows, strict=True)]
+    assert float(flows[0].detach()) != pytest.approx(float(flows[1].detach()), rel=1e-2)
+    assert float(answers[0].detach()) == pytest.approx(float(answers[1].detach()), rel=1e-5)
+    flows[0].backward()
+    last = graph.parts["llm"].get_parameter("layers.3.llm.attention.key.weight").grad
+    assert last is not None
+    assert float(last.abs().max()) > 0
+
+
+def test_the_parameters_of_both_are_held_to_what_the_plan_counted_of_both() -> None:
+    plan = plan_of(CASES["pi0, twin of vla70b"])
+    counted = {"llm": 90_288, "action_expert": 38_232}
+    for name, params in counted.items():
+        plan = plans.with_component(plan, name, params=params)
+    with torch.device("meta"):
+        unset_model(plan)
+        with pytest.raises(ConfigError, match=r"128,738 .* with 90,289, by the settings of llm, action_expert"):
+            unset_model(plans.with_component(plan, "action_expert", params=1))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "llava_actions",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl_small", "pi0_small")),
+    ],
+)
 def test_the_examples_train_as_rendered(recipe: str, dslaunch: CommandLine, tmp_path: Path) -> None:
     """Eight ranks, a layout for each component; saved after two steps, and gone on with exactly."""
     words = (

@@ -213,7 +213,9 @@ def test_a_restart_counts_only_where_it_brought_no_new_step() -> None:
 
 
 def test_without_restarts_the_first_failure_is_the_last() -> None:
-    assert decide(SupervisionPlan(restart_max=0), [Past("killed", 5)]).action == "stop"
+    decision = decide(SupervisionPlan(restart_max=0), [Past("killed", 5)])
+    assert decision.action == "stop"
+    assert decision.why == "restart.max is 0 (the default without checkpoint.every)", "true with it as well"
 
 
 def test_a_cause_has_a_limit_of_its_own() -> None:
