@@ -102,6 +102,11 @@ def _wrong_words(file: File) -> Iterator[Hit]:
         if file.get("dynamo_config", name) is not None:
             engine, path = file.get("dynamo_config", name), ("dynamo_config", name)
     engines = accelerate_words("dynamo_backend")
+    if file.get("distributed_type") == "DEEPSPEED":
+        engine = None  # its processes are not told
+    if engine is not None and not isinstance(engine, str):
+        message = f"{path[-1]} is {shown(engine)} to YAML, and no text: accelerate raises AttributeError."
+        yield hit(file, path, message, "Write 'no' in quotes, or a compiler's name.")
     if isinstance(engine, str) and engine.upper() not in engines:
         message = f"accelerate has no dynamo backend {engine!r}: ValueError.{nearest(engine.upper(), engines)}"
         yield hit(file, path, message, f"Use one of {listed(engines)}.")
@@ -293,10 +298,31 @@ def _mesh(file: File, section: Mapping[str, Any]) -> Iterator[Hit]:
     if (tp > 1 or cp > 1) and replicas > 1 and shards == 1:
         message = f"tp_size {tp} and cp_size {cp} with dp_replicate_size {replicas} and no shards: ValueError."
         yield _at_mesh(file, "dp_replicate_size", message, "Shard the replicas: dp_shard_size above 1.")
+    yield from _mesh_words(file, section, cp, sp)
     total, processes = replicas * shards * tp * cp, file.get("num_processes")
     if sp == 1 and total > 1 and isinstance(processes, int) and processes > 0 and total != processes:
         message = f"parallelism_config makes {total} processes, and num_processes is {processes}: ValueError."
         yield hit(file, ("parallelism_config",), message, "Make their product num_processes.")
+
+
+def _mesh_words(file: File, section: Mapping[str, Any], cp: int, sp: int) -> Iterator[Hit]:
+    """Names of ways to cut a sequence."""
+    words: dict[str, tuple[str, ...]] = {"cp_backend": ("torch",), "sp_backend": ("deepspeed",)}
+    if cp > 1:
+        words["cp_comm_strategy"] = ("allgather", "alltoall")
+    for name, allowed in words.items():
+        given = section.get(f"parallelism_config_{name}", allowed[0])
+        if given not in allowed and not _is_filled_in(str(given)):
+            message = f"parallelism_config_{name} is {shown(given)}: accelerate raises ValueError."
+            yield _at_mesh(file, name, message, f"Use {listed(allowed)}.")
+    attention = section.get("parallelism_config_sp_attn_implementation", "sdpa")
+    if sp > 1 and attention not in _ATTENTION and "flash-attn" not in str(attention).partition("/")[2]:
+        name, fix = "sp_attn_implementation", f"Use {listed(_ATTENTION)}, or a kernel of the hub."
+        message = f"parallelism_config_{name} is {shown(attention)}: accelerate raises ValueError."
+        yield _at_mesh(file, name, message, fix)
+
+
+_ATTENTION = ("flash_attention_2", "flash_attention_3", "sdpa")
 
 
 def _at_mesh(file: File, name: str, message: str, fix: str) -> Hit:

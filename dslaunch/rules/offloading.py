@@ -90,10 +90,13 @@ def super_offload(config: Config) -> Iterator[Hit]:
     "zenflow.offload", severity="error", raised_by="deepspeed.initialize", since="0.17.5", evidence=_FLOW
 )
 def zenflow_offload(config: Config) -> Iterator[Hit]:
-    """ZenFlow without optimizer states on the CPU."""
+    """ZenFlow without ZeRO, or without optimizer states on the CPU."""
     if config.stage in (1, 2) and _zenflow(config) and config.offload("optimizer") == "none":
         message = "zenflow without offload_optimizer to the CPU: DeepSpeed raises ValueError."
         yield config.hit(f"{ZERO}.zenflow", message, 'Write "offload_optimizer": {"device": "cpu"}.')
+    elif config.stage == 0 and _zenflow(config) and config.number(f"{ZERO}.zenflow.update_interval"):
+        message = "zenflow at ZeRO stage 0: a step raises AttributeError, as the optimizer isn't ZeRO's."
+        yield config.hit(f"{ZERO}.zenflow", message, "Write stage 1, 2 or 3, with optimizer states on the CPU.")
 
 
 @config_rule(
@@ -101,7 +104,7 @@ def zenflow_offload(config: Config) -> Iterator[Hit]:
 )
 def zenflow_interval(config: Config) -> Iterator[Hit]:
     """Intervals of ZenFlow that contradict its strategy or each other."""
-    if not _zenflow(config) or not config.sharded or config.offload("optimizer") == "none":
+    if not _zenflow(config):
         return
     key = f"{ZERO}.zenflow.select_interval"
     strategy = config.get(f"{ZERO}.zenflow.select_strategy") or "auto"

@@ -35,6 +35,7 @@ _ADAM = {
 _TORCH_ADAM = _ADAM | {"foreach", "maximize", "capturable", "differentiable", "fused"}
 _NUMBERS = frozenset({"lr", "eps", "betas", "weight_decay", "momentum", "alpha"})
 """Parameters that are compared or computed with."""
+_NOT_NEGATIVE = frozenset({"lr", "eps", "weight_decay", "momentum"})
 _LOOP = {"foreach", "maximize", "differentiable"}
 _KEYWORDS = {
     "adam": _ADAM | {"bias_correction", "set_grad_none"},
@@ -119,6 +120,21 @@ def bad_params(config: Config) -> Iterator[Hit]:
         elif name in _NUMBERS and is_text(params[name]):
             message = f"'{name}' is text, {shown(params[name])}: TypeError when the optimizer is built."
             yield config.hit(f"optimizer.params.{name}", message, "Write the number without quotes.")
+        elif name in _NOT_NEGATIVE and _of_torch(config) and (config.number(f"optimizer.params.{name}") or 0) < 0:
+            message = f"'{name}' is {shown(params[name])}: torch's optimizer raises ValueError below 0."
+            yield config.hit(f"optimizer.params.{name}", message, "Write 0 or more.")
+        elif name == "amsgrad" and params[name] is True and _is_fused_adam(config):
+            message = "amsgrad: DeepSpeed's FusedAdam raises RuntimeError, it has no such variant."
+            yield config.hit("optimizer.params.amsgrad", message, 'Take it out, or write "torch_adam": true.')
+
+
+def _of_torch(config: Config) -> bool:
+    return config.optimizer in ("SGD", "RMSprop") or bool(config.get("optimizer.params.torch_adam"))
+
+
+def _is_fused_adam(config: Config) -> bool:
+    on_gpu = config.offload("optimizer") == "none" or not config.sharded
+    return config.optimizer in ("adam", "adamw") and on_gpu and not config.get("optimizer.params.torch_adam")
 
 
 @config_rule(

@@ -43,8 +43,8 @@ RaisedBy = Literal[
 """What first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
 
 _MODULES = (
-    "accelerate", "accelerate_config", "accelerate_launch", "advice", "auto", "batch", "buckets",
-    "checkpoints", "commands_torchrun", "components", "deepspeed_env", "elasticity", "environment",
+    "accelerate", "accelerate_config", "accelerate_launch", "accelerate_sections", "advice", "auto", "batch",
+    "buckets", "checkpoints", "commands_torchrun", "components", "deepspeed_env", "elasticity", "environment",
     "hostfiles", "huggingface", "huggingface_arguments", "huggingface_models", "inputs", "keys",
     "launcher", "launcher_options", "launcher_ranks", "layout", "megatron_deepspeed",
     "megatron_environment", "megatron_experts", "megatron_flags", "megatron_parallel",

@@ -34,6 +34,13 @@ TORCH = frozenset({
     "SequentialLR", "StepLR",
 })  # fmt: skip
 """torch.optim.lr_scheduler's (2.13)."""
+_REQUIRED = {
+    "CosineAnnealingLR": ("T_max",), "CosineAnnealingWarmRestarts": ("T_0",), "CyclicLR": ("base_lr", "max_lr"),
+    "ExponentialLR": ("gamma",), "LambdaLR": ("lr_lambda",), "MultiStepLR": ("milestones",),
+    "MultiplicativeLR": ("lr_lambda",), "OneCycleLR": ("max_lr",), "SequentialLR": ("schedulers", "milestones"),
+    "StepLR": ("step_size",),
+}  # fmt: skip
+"""Arguments of torch's without a default (2.13)."""
 
 
 def schedule(config: Config) -> str:
@@ -63,7 +70,13 @@ def bad_params(config: Config) -> Iterator[Hit]:
     if name and not config.has("scheduler.params"):
         message = f"{name} without params: DeepSpeed raises TypeError, even where every one has a default."
         yield config.hit("scheduler", message, 'Write "params": {} and what the schedule needs.')
-    if name not in _KEYWORDS or not isinstance(params, dict):
+    if not isinstance(params, dict):
+        return
+    for key in _REQUIRED.get(name, ()):
+        if key not in params:
+            message = f"torch's {name} needs {key}: TypeError when the scheduler is built."
+            yield config.hit("scheduler.params", message, f"Give {key}.")
+    if name not in _KEYWORDS:
         return
     for key in params:
         if key not in _KEYWORDS[name]:
@@ -79,7 +92,10 @@ def bad_params(config: Config) -> Iterator[Hit]:
     yield from _demands(config, name, params)
 
 
-_NUMBERS = frozenset({"total_num_steps", "warmup_max_lr", "warmup_min_lr"})
+_NUMBERS = frozenset({
+    "total_num_steps", "warmup_max_lr", "warmup_min_lr", "warmup_min_ratio", "cycle_min_lr", "cycle_max_lr",
+    "lr_range_test_min_lr", "lr_range_test_step_rate",
+})  # fmt: skip
 """Parameters that a schedule computes with when it is built."""
 _COSINE = "Give warmup_min_ratio and cos_min_ratio; the peak is the optimizer's lr."
 
@@ -96,6 +112,10 @@ def _demands(config: Config, name: str, params: dict[str, object]) -> Iterator[H
     if positive and size is not None and size <= 0 and config.at_least("0.19.4"):
         message = f"{positive} is {size:g}; DeepSpeed raises ValueError for what isn't above 0."
         yield config.hit(f"scheduler.params.{positive}", message, "Write a number of steps.")
+    second = config.number("scheduler.params.cycle_second_step_size") if name == "OneCycle" else None
+    if second is not None and second < 0 and config.at_least("0.19.4"):
+        message = f"cycle_second_step_size is {second:g}; DeepSpeed raises ValueError below 0."
+        yield config.hit("scheduler.params.cycle_second_step_size", message, "Write a number of steps.")
 
 
 @config_rule("scheduler.wrapped", severity="error", raised_by="deepspeed.initialize", evidence=_ENGINE)

@@ -123,7 +123,7 @@ def _is_idle_at(config: Config, name: str) -> bool:
     if config.stage == 3:
         return name == "round_robin_gradients"
     if config.stage == 0:
-        return name not in ("offload_optimizer", "cpu_offload", "compute_grad_norm")
+        return name not in ("offload_optimizer", "cpu_offload", "compute_grad_norm", "zenflow")
     return name.removeprefix("stage3_") in _STAGE3_ONLY or name in _STAGE3_ONLY
 
 
