@@ -15,6 +15,7 @@ from dslaunch.rules.settings import Settings
 
 _TRAINING = "deepspeedai/Megatron-DeepSpeed:megatron/training.py at 4efb479 (2025-07); deepspeedai/DeepSpeed:"
 _CONFIG = "--deepspeed_config"
+_ZBH1, _ZBH1_EXACT = "--enable-zbh1-pipeline", "--enable-zbh1-exact-semantics"
 _MICRO, _GLOBAL, _CLIP, _ZERO = "--micro-batch-size", "--global-batch-size", "--clip-grad", "--zero-stage"
 
 
@@ -59,6 +60,28 @@ def mismatch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
         config = Config(file, plan, settings)
         for check in (_micro_batch, _global_batch, _precision, _stage, _clipping):
             yield from where_told(check(run, config))
+
+
+@rule(
+    "megatron-deepspeed.zero-bubble", severity="error", raised_by="megatron",
+    evidence="deepspeedai/Megatron-DeepSpeed:megatron/arguments.py parse_args at 4efb479 (2025-07), for DeepSpeed 0.19",
+)  # fmt: skip
+def zero_bubble(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """The ZB-H1 pipeline without DeepSpeed, or beside sequence parallelism; its exact semantics without it."""
+    for run in deepspeed_runs(files, settings):
+        yield from where_told(_split_backward(run))
+
+
+def _split_backward(run: Run) -> Iterator[Hit]:
+    if not run.on(_ZBH1):
+        if run.on(_ZBH1_EXACT):
+            yield run.hit(_ZBH1_EXACT, f"{_ZBH1_EXACT} without {_ZBH1}: AssertionError.", f"Add {_ZBH1}.")
+        return
+    if run.arguments.has("--sequence-parallel"):
+        message = f"--sequence-parallel beside {_ZBH1}: AssertionError, for nobody has tested the two together."
+        yield run.hit("--sequence-parallel", message, f"Leave out --sequence-parallel, or {_ZBH1}.")
+    if not run.on("--deepspeed"):
+        yield run.hit(_ZBH1, f"{_ZBH1} without --deepspeed: AssertionError.", "Add --deepspeed.")
 
 
 def _pairs(files: FileSet, settings: Settings) -> Iterator[tuple[Run, File]]:

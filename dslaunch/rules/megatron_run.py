@@ -38,6 +38,15 @@ def _of_deepspeed() -> frozenset[str]:
     return frozenset(megatron_deepspeed_catalogue().arguments) - frozenset(stock)
 
 
+@cache
+def _switches() -> frozenset[str]:
+    """Flags that take no value in any version."""
+    stock = megatron_catalogue(megatron_versions()[-1]).elsewhere
+    deepspeed = {flag: (argument,) for flag, argument in megatron_deepspeed_catalogue().arguments.items()}
+    every = {**stock, **{flag: (*stock.get(flag, ()), *found) for flag, found in deepspeed.items()}}
+    return frozenset(flag for flag, found in every.items() if all(each.nargs == "0" for each in found))
+
+
 class NotToldError(Exception):
     """A value that only a running shell, or a file elsewhere, would tell."""
 
@@ -84,7 +93,9 @@ class Run:
     @cached_property
     def whole(self) -> bool:
         """Whether a flag that isn't here isn't given."""
-        return self.arguments.complete and not self.arguments.has(*_ELSEWHERE)
+        after = (flag for flag in self.arguments.flags if flag.name in _switches())
+        hidden = any(not is_told(value) for flag in after for value in flag.values)  # --bf16 $MORE
+        return self.arguments.complete and not hidden and not self.arguments.has(*_ELSEWHERE)
 
     def on(self, *flags: str) -> bool:
         """Whether one of these flags is given."""
