@@ -81,13 +81,19 @@ def _page_locked(case: Case, shard: float) -> Iterator[float]:
         yield from (4 * size for size in (*[ZERO3_SUB_GROUP] * int(whole), rest))
 
 
+def one_gradient(case: Case) -> float:
+    """Bytes of a buffer for the largest parameter's gradient: ZeRO-1 and -2 that offload have one on the GPU too
+    (temp_grad_buffer_for_gpu_offload)."""
+    every = [each for each in case.config.model.components.values() if counts.trainable(each)]
+    of_engine = [case.component] if case.engine.per_component else every
+    largest = max(min(max(_sizes(each)), counts.trainable(each)) for each in of_engine)
+    return case.width * largest / case.layout.tp
+
+
 def _scratch(case: Case, shard: float) -> float:
     """A buffer for one parameter's gradient; SuperOffload's process has one for a sub-group's."""
     if case.layout.zero < 3:
-        every = [each for each in case.config.model.components.values() if counts.trainable(each)]
-        of_engine = [case.component] if case.engine.per_component else every
-        largest = max(min(max(_sizes(each)), counts.trainable(each)) for each in of_engine)
-        return case.width * largest / case.layout.tp
+        return one_gradient(case)
     return 4 * min(ZERO3_SUB_GROUP, shard) if case.config.strategy.super_offload.enabled else 0.0
 
 

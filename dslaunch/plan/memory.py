@@ -279,4 +279,5 @@ def _deepspeed_buffers(case: Case, params: int, trained: int) -> float:
     overlapped = 2 if case.config.training.overlap_comm and case.layout.pp == 1 else 1
     bucket = overlapped * bucket_elements(trained) if trained else 0
     gathered = gathered_elements(params) if case.layout.zero == 3 else 0
-    return float((bucket + gathered) * case.width)
+    away = case.layout.offload != "none" and case.layout.zero < 3 and trained
+    return float((bucket + gathered) * case.width) + (host_memory.one_gradient(case) if away else 0.0)

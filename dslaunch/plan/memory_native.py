@@ -8,12 +8,13 @@ holds their sum against what CPU ranks allocate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.engines.base import WIDTH
 from dslaunch.engines.deepspeed_buckets import PREFETCH, ZERO3_SUB_GROUP, bucket_elements, gathered_elements
 from dslaunch.model.params import Counts
 from dslaunch.plan.case import Case
+from dslaunch.plan.host_memory import one_gradient
 from dslaunch.plan.nvme import largest_parameter
 
 _FP32 = 4
@@ -58,7 +59,7 @@ def buffers(case: Case, held: Counts) -> Buffers:
         case 3:
             return _stage3(case, held, shard)
         case _:
-            return _stages_1_and_2(case, trained, shard)
+            return _with(_away(case), _stages_1_and_2(case, trained, shard))
 
 
 def judged_share(case: Case) -> float:
@@ -85,6 +86,22 @@ def _stages_1_and_2(case: Case, trained: int, shard: float) -> Buffers:
     stepping = max(apart + shard * _joined_width(case), shard * _FP32 + temporaries)
     reducing = standing + (bucket if layout.zero == 2 else 0.0)
     return Buffers(0.0, forward, standing, reducing, stepping, replaced=True)
+
+
+def _away(case: Case) -> float:
+    """Bytes that offload takes on the GPU."""
+    return one_gradient(case) if case.layout.offload != "none" and not _on_cpu(case) else 0.0
+
+
+def _with(more: float, found: Buffers) -> Buffers:
+    """The buffers with bytes that stand all the time."""
+    return replace(
+        found,
+        forward=found.forward + more,
+        standing=found.standing + more,
+        reducing=found.reducing + more,
+        stepping=found.stepping + more,
+    )
 
 
 def _stage3(case: Case, held: Counts, shard: float) -> Buffers:

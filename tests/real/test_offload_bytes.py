@@ -29,6 +29,8 @@ def held(optimizer: Any, stage: int) -> int:
     """Bytes of an optimizer's tensors that are in host memory where the device is a GPU."""
     if stage < 3:
         masters = optimizer.single_partition_of_fp32_groups
+        on_gpu, on_host = optimizer.temp_grad_buffer_for_gpu_offload, optimizer.temp_grad_buffer_for_cpu_offload
+        assert on_gpu.nbytes == on_host.nbytes  # the ledger of the GPU has one too: host_memory.one_gradient
         beside = [
             *optimizer.param_buffer_of_bit16_for_cpu_offload_groups,
             *optimizer.accumulated_grads_in_cpu.values(),

@@ -77,3 +77,15 @@ def test_nodes_too_small_for_page_locked_blocks_are_told_of_them(dslaunch: Comma
     assert ran.status == 3
     assert UNLOCKED in ran.out + ran.err
     assert planned(dslaunch, f"{ZERO2} cluster.node.host_memory_gib=160 {UNLOCKED}")["host_memory_gib"] < 160
+
+
+@pytest.mark.parametrize(("stage", "embedding"), [(2, 1), (3, 0)])
+def test_the_gpu_has_a_buffer_for_the_largest_gradient_on_its_way_back(
+    dslaunch: CommandLine, stage: int, embedding: int
+) -> None:
+    words = f"plan recipe=llama3_8b cluster=8xH100 engine=deepspeed strategy=zero{stage}"
+    here, away = (
+        planned(dslaunch, f"{words} {more} --accept memory.gpu")["components"]["llm"]["stages"][0]["memory_gib"]
+        for more in ("", "strategy.every.offload=cpu")
+    )
+    assert away["buffers"] - here["buffers"] == pytest.approx(embedding * 128256 * 4096 * 2 / 2**30, abs=1e-3)
