@@ -64,7 +64,7 @@ def mismatch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
 
 @rule(
     "megatron-deepspeed.zero-bubble", severity="error", raised_by="megatron",
-    evidence="deepspeedai/Megatron-DeepSpeed:megatron/arguments.py parse_args at 4efb479 (2025-07), for DeepSpeed 0.19",
+    evidence="deepspeedai/Megatron-DeepSpeed:megatron/arguments.py parse_args, 4efb479 (2025-07), DeepSpeed 0.19",
 )  # fmt: skip
 def zero_bubble(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """The ZB-H1 pipeline without DeepSpeed, or beside sequence parallelism; its exact semantics without it."""
