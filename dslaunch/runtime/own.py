@@ -28,7 +28,7 @@ that component's layers too; between its stages it gives both streams, as `side_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -75,9 +75,9 @@ class Build:
     """Tokens per sample that it passes on; where a sample has fewer, what stands behind them is never read."""
     between: int
     """Tokens per sample between its pipeline stages."""
-    guests: Mapping[str, Spec]
+    guests: Mapping[str, Spec] = field(default_factory=dict)
     """Settings of the components whose layers attend in its own (`shared_attention`): it makes them too."""
-    streams: tuple[tuple[int, int], ...]
+    streams: tuple[tuple[int, int], ...] = ()
     """With guests: (tokens, width) of a sample's own stream, and of each guest's."""
 
     def argument(self, key: str, kind: type, default: Any = None) -> Any:
