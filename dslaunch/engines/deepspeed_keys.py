@@ -29,6 +29,8 @@ class Key:
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
+    zero: bool = True
+    """Whether 0 is taken."""
     range_since: str = ""
     """The first version that checks the range; empty: each."""
     since: str = ""
@@ -52,7 +54,9 @@ class Key:
     ignored: str = ""
     """What decides instead, where DeepSpeed takes the key and never reads it."""
     beside: str = ""
-    """The key of the same section without which DeepSpeed doesn't read this one."""
+    """The key of the same section without which, or where it is false, DeepSpeed doesn't read this one."""
+    pipeline: bool = False
+    """Read by DeepSpeed's pipeline engine alone."""
     auto: bool = False
     """`auto` is a value of DeepSpeed's own here."""
 

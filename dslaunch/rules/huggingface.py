@@ -11,6 +11,7 @@ from typing import Any
 from dslaunch.engines.trainer_catalogue import trainer_words
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import Arguments, is_told
+from dslaunch.files.megatron import is_megatron
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import Config, configs
@@ -53,6 +54,8 @@ def arguments(files: FileSet) -> dict[str, Argument]:
         if isinstance(file.value, dict):
             found |= {name: Argument(value, file.name, file.at(name)) for name, value in file.value.items()}
     for file, command in files.launches():
+        if is_megatron(command):
+            continue
         if command.arguments.has("--deepspeed") or found or _is_trainers(command.arguments):
             for flag in command.arguments.flags:
                 value = _typed(flag.values)

@@ -10,6 +10,7 @@ from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import dotted
 from dslaunch.planfile import Plan
+from dslaunch.rules.config import Config
 from dslaunch.rules.edits import deleted, renamed, revalued
 from dslaunch.rules.keytable import Entry, entries
 from dslaunch.rules.registry import Edit, Hit, hit, rule
@@ -112,7 +113,7 @@ def too_new(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     raised_by="DeepSpeedConfig",
     evidence=f"deepspeedai/DeepSpeed:{_CONFIG} and the models of each section, 0.19.8, run",
 )
-def wrong_type(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+def wrong_type(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A value of the wrong type: refused, or taken as it is and wrong later."""
     for file, entry in _entries(files):
         key = entry.key
@@ -120,6 +121,8 @@ def wrong_type(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
             continue
         message = f"'{dotted(entry.path)}' is {shown(entry.value)}; DeepSpeed expects {expected(key)}"
         severity, raised_by, effect = effect_of_type(entry, key)
+        if key.pipeline and not _has_pipeline(file, plan, files, settings):
+            severity, raised_by, effect = "info", "nobody", "raises in a pipeline, which alone reads it"
         yield hit(
             file, entry.path, f"{message}, and {effect}.", f"Write {expected(key)}.",
             severity=severity, raised_by=raised_by,
@@ -205,6 +208,12 @@ def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         elif twin is not None:
             message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
             yield hit(file, entry.path, message, f"Keep '{twin}' alone.")
+
+
+def _has_pipeline(file: File, plan: Plan | None, files: FileSet, settings: Settings) -> bool:
+    """Whether a pipeline is known to run with the file: by the plan, the options or a script."""
+    scripts = any("PipelineModule" in each.text for each in files.of("python"))
+    return scripts or Config(file, plan, settings).stages > 1
 
 
 def _respelt(file: File, entry: Entry) -> Edit | None:

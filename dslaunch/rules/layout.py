@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from math import prod
 
 from dslaunch.files.fileset import File, FileSet
-from dslaunch.files.flags import Arguments
 from dslaunch.files.position import START, Position
 from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
 from dslaunch.render.environment import is_reserved
+from dslaunch.rules.megatron_run import Run
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -78,7 +78,7 @@ def ranks(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit
         for file in files.of("hostfile"):
             yield from _hosts(file, world)
         for file, arguments in files.megatron():
-            yield from _grid(file, arguments, world)
+            yield from _grid(Run(file, arguments, settings), world)
 
 
 @rule(
@@ -117,13 +117,20 @@ def _hosts(file: File, world: int) -> Iterator[Hit]:
         yield Hit(file.name, START, message, f"Add hosts until there are {world} slots, or plan for {total} GPUs.")
 
 
-def _grid(file: File, arguments: Arguments, world: int) -> Iterator[Hit]:
+def _grid(run: Run, world: int) -> Iterator[Hit]:
+    file, arguments = run.file, run.arguments
     sizes = {name: arguments.value(name) or "1" for name in _GRID}
     if not all(size.isdecimal() and len(size) < 7 and int(size) for size in sizes.values()):
         return
     product = prod(int(size) for size in sizes.values())
     if product and world % product:
         name = next(name for name in _GRID if sizes[name] != "1")
+        tp, pp = (int(sizes[name]) for name in _GRID[:2])
+        if run.is_deepspeed and tp * pp > world and world % tp == 0:
+            message = f"tp {tp} on {world} ranks: Megatron-DeepSpeed takes pp {world // tp}, not {pp}, silently."
+            fix = f"Write {_GRID[1]} {world // tp}, or start more ranks."
+            yield Hit(file.name, arguments.position(_GRID[1]), message, fix, "wrong")
+            return
         grid = f"tp * pp * cp = {' * '.join(sizes.values())} = {product}"
         message = f"{grid} doesn't divide {world} ranks; Megatron raises RuntimeError."
         yield Hit(file.name, arguments.position(name), message, f"Choose sizes whose product divides {world}.")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dslaunch.errors import nearest
 from dslaunch.rules.config import ZERO, Config, config_rule
 from dslaunch.rules.registry import Hit
-from dslaunch.rules.values import is_text, shown
 
 _ENGINE = "deepspeed/runtime/engine.py"
 _OWN = frozenset({"adam", "adamw", "adagrad", "lamb", "lion", "muon", "muadam", "muadamw", "musgd"})
@@ -22,42 +21,10 @@ _PREFIX = re.compile(r"^(?:DeepSpeed)?(?:Fused|CPU)")
 """Of the classes that DeepSpeed takes for a name by itself."""
 _ZERO_TESTED = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
 _CPU = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
-_ADAM = {
-    "lr",
-    "betas",
-    "eps",
-    "weight_decay",
-    "amsgrad",
-    "adam_w_mode",
-    "torch_adam",
-    "fp32_optimizer_states",
+_NO_STEP = {
+    "LBFGS": "its step needs a closure, which DeepSpeed doesn't pass (TypeError)",
+    "SparseAdam": "it takes sparse gradients alone, and DeepSpeed's are dense (RuntimeError)",
 }
-_TORCH_ADAM = _ADAM | {"foreach", "maximize", "capturable", "differentiable", "fused"}
-_NUMBERS = frozenset({"lr", "eps", "betas", "weight_decay", "momentum", "alpha"})
-"""Parameters that are compared or computed with."""
-_NOT_NEGATIVE = frozenset({"lr", "eps", "weight_decay", "momentum"})
-_LOOP = {"foreach", "maximize", "differentiable"}
-_KEYWORDS = {
-    "adam": _ADAM | {"bias_correction", "set_grad_none"},
-    "adamw": _ADAM | {"bias_correction", "set_grad_none"},
-    "lion": {"lr", "betas", "weight_decay", "set_grad_none", "fp32_optimizer_states"},
-    "lamb": {
-        "lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay", "max_coeff", "min_coeff",
-        "amsgrad",
-    },
-    "SGD": {"lr", "momentum", "dampening", "weight_decay", "nesterov", "fused", *_LOOP},
-    "RMSprop": {"lr", "alpha", "eps", "weight_decay", "momentum", "centered", "capturable", *_LOOP},
-    "Adafactor": {"lr", "beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize"},
-}  # fmt: skip
-"""Keyword arguments, as of DeepSpeed 0.19.8 and torch 2.13; a test compares them with the classes."""
-
-
-def keywords(config: Config) -> set[str]:
-    """The keyword arguments that the optimizer takes; empty where they aren't in the table."""
-    name = config.optimizer
-    if name in ("adam", "adamw") and config.get("optimizer.params.torch_adam"):
-        return _TORCH_ADAM | ({"decoupled_weight_decay"} if name == "adam" else set())
-    return _KEYWORDS.get(name, set())
 
 
 @config_rule(
@@ -65,8 +32,11 @@ def keywords(config: Config) -> set[str]:
     evidence=f"{_ENGINE} _do_sanity_check 0.19.8, run; DeepSpeed#4187, #8489",
 )  # fmt: skip
 def unknown_type(config: Config) -> Iterator[Hit]:
-    """An optimizer that neither DeepSpeed nor torch.optim has under this name."""
+    """An optimizer that neither DeepSpeed nor torch.optim has under this name, or that DeepSpeed can't step."""
     name = config.optimizer
+    if name in _NO_STEP:
+        message = f"torch's {name} raises in the first step: {_NO_STEP[name]}."
+        yield config.hit("optimizer.type", message, "Use AdamW.")
     if not name or name in _OWN or name in _TORCH or (name in _ONE_BIT and not config.at_least("0.19.7")):
         return
     written = config.get("optimizer.type")
@@ -95,46 +65,6 @@ def no_type(config: Config) -> Iterator[Hit]:
         yield config.hit(
             "optimizer", f"{message}, unless the script passes its own.", 'Write "type": "AdamW".'
         )
-
-
-@config_rule(
-    "optimizer.params", severity="error", raised_by="deepspeed.initialize",
-    evidence=f"{_ENGINE} _configure_basic_optimizer 0.19.8, run; torch 2.13; DeepSpeed#742",
-)  # fmt: skip
-def bad_params(config: Config) -> Iterator[Hit]:
-    """A parameter that the optimizer doesn't take."""
-    params = config.get("optimizer.params")
-    if not isinstance(params, dict) or not config.optimizer:
-        return
-    taken = keywords(config)
-    for name in params:
-        if name == "max_grad_norm":
-            message = "DeepSpeed raises ValueError for max_grad_norm among the optimizer's parameters."
-            yield config.hit(f"optimizer.params.{name}", message, "Use gradient_clipping at the top level.")
-        elif taken and name not in taken:
-            written = config.get("optimizer.type")
-            message = (
-                f"{written} takes no '{name}': TypeError when the optimizer is built.{nearest(name, taken)}"
-            )
-            yield config.hit(f"optimizer.params.{name}", message, f"Use {', '.join(sorted(taken))}.")
-        elif name in _NUMBERS and is_text(params[name]):
-            message = f"'{name}' is text, {shown(params[name])}: TypeError when the optimizer is built."
-            yield config.hit(f"optimizer.params.{name}", message, "Write the number without quotes.")
-        elif name in _NOT_NEGATIVE and _of_torch(config) and (config.number(f"optimizer.params.{name}") or 0) < 0:
-            message = f"'{name}' is {shown(params[name])}: torch's optimizer raises ValueError below 0."
-            yield config.hit(f"optimizer.params.{name}", message, "Write 0 or more.")
-        elif name == "amsgrad" and params[name] is True and _is_fused_adam(config):
-            message = "amsgrad: DeepSpeed's FusedAdam raises RuntimeError, it has no such variant."
-            yield config.hit("optimizer.params.amsgrad", message, 'Take it out, or write "torch_adam": true.')
-
-
-def _of_torch(config: Config) -> bool:
-    return config.optimizer in ("SGD", "RMSprop") or bool(config.get("optimizer.params.torch_adam"))
-
-
-def _is_fused_adam(config: Config) -> bool:
-    on_gpu = config.offload("optimizer") == "none" or not config.sharded
-    return config.optimizer in ("adam", "adamw") and on_gpu and not config.get("optimizer.params.torch_adam")
 
 
 @config_rule(

@@ -98,6 +98,9 @@ def ulysses(config: Config) -> Iterator[Hit]:
     if size == 0:
         message = f"{key} 0: DeepSpeed divides the ranks by it, and raises ZeroDivisionError."
         yield config.hit(key, message, "Write 1, or leave it out.")
+    elif size is not None and size < 0:
+        message = f"{key} {size:g}: DeepSpeed divides the ranks by it, and asserts that the batch is above 0."
+        yield config.hit(key, message, "Write 1, or leave it out.")
     if size is None or size < 2:
         return
     if data is None and config.plan is None:

@@ -47,13 +47,14 @@ _MODULES = (
     "buckets", "checkpoints", "commands_torchrun", "components", "deepspeed_env", "elasticity", "environment",
     "hostfiles", "huggingface", "huggingface_arguments", "huggingface_models", "inputs", "keys",
     "launcher", "launcher_options", "launcher_ranks", "layout", "megatron_deepspeed",
+    "megatron_deepspeed_arguments",
     "megatron_environment", "megatron_experts", "megatron_flags", "megatron_parallel",
     "megatron_precision", "megatron_schedule", "megatron_sizes", "megatron_stages", "megatron_training",
-    "models", "numerics", "observing", "offloading", "optimizer", "parallel", "planning", "precision",
-    "scheduler", "schedules", "scripts_config", "scripts_deepspeed", "scripts_dicts", "scripts_experts",
-    "scripts_initialize", "scripts_leaves", "scripts_pipeline", "scripts_torch", "scripts_ulysses",
-    "secrets", "slurm_directives", "slurm_shell", "slurm_steps", "slurm_words", "staged", "training_data",
-    "zero", "zero_options",
+    "models", "numerics", "observing", "offloading", "optimizer", "optimizer_params", "parallel", "planning",
+    "precision", "schedule_params", "scheduler", "schedules", "scripts_config", "scripts_deepspeed",
+    "scripts_dicts", "scripts_experts", "scripts_initialize", "scripts_leaves", "scripts_pipeline",
+    "scripts_torch", "scripts_ulysses", "secrets", "slurm_directives", "slurm_shell", "slurm_steps",
+    "slurm_words", "staged", "training_data", "zero", "zero_options",
 )  # fmt: skip
 
 

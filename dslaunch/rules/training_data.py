@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 from dslaunch.rules.config import Config, config_rule
 from dslaunch.rules.registry import Hit
+from dslaunch.rules.values import shown
 
 _CONFIG = "deepspeed/runtime/data_pipeline/config.py 0.19.8, run"
 _SAMPLING, _ROUTING = "data_efficiency.data_sampling", "data_efficiency.data_routing"
-_LTD_NEEDS = ("total_layer_num", "random_ltd_layer_num", "random_ltd_layer_id", "random_ltd_schedule")
+_LTD_NEEDS = (
+    "total_layer_num", "random_ltd_layer_num", "random_ltd_schedule", "random_ltd_schedule.min_value",
+    "random_ltd_schedule.max_value", "random_ltd_schedule.schedule_type", "random_ltd_schedule.schedule_config",
+    "random_ltd_schedule.schedule_config.require_steps", "random_ltd_schedule.schedule_config.seq_per_step",
+)  # fmt: skip
 
 
 @config_rule("data.sampling", severity="error", raised_by="DeepSpeedConfig", evidence=_CONFIG)
@@ -33,12 +38,20 @@ def random_ltd(config: Config) -> Iterator[Hit]:
     if not config.get(f"{key}.enabled"):
         return
     missing = [need for need in _LTD_NEEDS if not config.has(f"{key}.{need}")]
+    missing = [need for need in missing if not any(need.startswith(f"{other}.") for other in missing)]
+    kind = config.get(f"{key}.random_ltd_schedule.schedule_type")
     if missing:
         message = f"random_ltd is enabled without {', '.join(missing)}: KeyError when the engine is built."
         yield config.hit(key, message, f"Give {', '.join(missing)}.")
+    elif kind != "fixed_linear":
+        message = f"schedule_type is {shown(kind)}: RuntimeError, fixed_linear is the only one there is."
+        yield config.hit(f"{key}.random_ltd_schedule.schedule_type", message, "Write fixed_linear.")
     elif config.get(f"{key}.layer_token_lr_schedule.enabled"):
         message = "layer_token_lr_schedule is enabled: DeepSpeed raises that it isn't supported yet."
         yield config.hit(f"{key}.layer_token_lr_schedule", message, "Switch it off.")
+    if not missing and not config.has(f"{key}.random_ltd_layer_id"):
+        message = "random_ltd is enabled without random_ltd_layer_id: convert_to_random_ltd raises KeyError."
+        yield config.hit(key, message, "Give the numbers of the layers.", raised_by="nobody")
 
 
 @config_rule("data.switches", severity="info", evidence=_CONFIG)

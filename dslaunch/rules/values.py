@@ -59,7 +59,7 @@ def effect_of_type(entry: Entry, key: Key) -> tuple[Severity | None, RaisedBy | 
     if entry.section.parser == "pydantic":
         return None, None, "refuses the file (ValidationError)"
     if entry.unread:
-        return "wrong", "nobody", f"doesn't look at it while there is no {key.beside}"
+        return "wrong", "nobody", f"doesn't look at it without {key.beside}"
     if key.type == "section" or (key.wrong == "rejected" and not _computes(key, entry.value)):
         return None, None, "fails at start-up (TypeError or AttributeError)"
     if key.wrong == "later" and not _computes(key, entry.value):
@@ -73,8 +73,10 @@ def effect_of_range(entry: Entry, key: Key) -> tuple[Severity | None, RaisedBy |
     """As effect_of_type, for a value of the right type outside its range."""
     if entry.section.parser == "pydantic" or key.wrong == "rejected":
         return None, None, "DeepSpeed refuses it at start-up"
-    if key.wrong == "later" and key.choices:
-        return None, "deepspeed.initialize", "DeepSpeed raises when the engine is built"
+    if entry.unread:
+        return "wrong", "nobody", f"DeepSpeed doesn't look at it without {key.beside}"
+    if key.wrong == "later" and (key.choices or not key.zero):
+        return None, "deepspeed.initialize", "DeepSpeed raises when the engine is built or takes its first steps"
     return "wrong", "nobody", "DeepSpeed doesn't check it at start-up"
 
 
@@ -92,6 +94,7 @@ def in_range(key: Key, value: Any) -> bool:
         and (key.gt is None or size > key.gt)
         and (key.le is None or size <= key.le)
         and (key.lt is None or size < key.lt)
+        and (key.zero or size != 0)
     )
 
 
@@ -106,7 +109,8 @@ def allowed(key: Key) -> str:
     if key.choices:
         return " | ".join(str(choice) for choice in key.choices)
     bounds = [("at least", key.ge), ("more than", key.gt), ("at most", key.le), ("less than", key.lt)]
-    return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    return limits or "any number but 0"
 
 
 def is_text(value: object) -> bool:

@@ -8,7 +8,10 @@ from collections.abc import Collection
 from dslaunch.rules.symptoms import matching
 
 _WRITTEN = re.compile(r"(\w+)\((['\"])(.*?)(?:\2\)|$)", re.DOTALL)
-_SAYS_NOTHING = ("AssertionError()", "ZeroDivisionError", "'NoneType' object has no attribute")
+_SAYS_NOTHING = (
+    "AssertionError()", "ZeroDivisionError", "'NoneType' object has no attribute", "list index out of range",
+    "object is not subscriptable", "object is not callable",
+)  # fmt: skip
 """Texts that fit any mistake in any program."""
 
 
