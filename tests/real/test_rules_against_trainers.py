@@ -102,7 +102,7 @@ def test_a_section_for_another_type_is_not_read(tmp_path: Path) -> None:
         assert ("ACCELERATE_DEEPSPEED_ZERO_STAGE" in environment) == arguments.use_deepspeed
 
 
-def test_meshes_are_judged_as_accelerate_judges_them() -> None:
+def test_meshes_are_judged_as_accelerate_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate.parallelism_config import ParallelismConfig
 
     trainer = SimpleNamespace(
@@ -112,12 +112,14 @@ def test_meshes_are_judged_as_accelerate_judges_them() -> None:
     for case in of("accelerate.parallelism", "accelerate.yaml"):
         (file,) = case.fileset().files
         given = file.get("parallelism_config").items()
-        sizes = {name.removeprefix("parallelism_config_"): size for name, size in given}
-        try:
-            ParallelismConfig(**sizes)._validate_accelerator(trainer)
-            raised = None
-        except ValueError as error:
-            raised = error
+        raised = None
+        with monkeypatch.context() as environment:
+            for name, value in given:  # `accelerate launch` hands them on so
+                environment.setenv(name.upper(), str(value))
+            try:
+                ParallelismConfig()._validate_accelerator(trainer)
+            except ValueError as error:
+                raised = error
         assert ("accelerate.parallelism" in found(case)) == (raised is not None), (case.name, raised)
 
 
