@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from dslaunch.model.blocks import Attention, Block, blocks, further_blocks
-from dslaunch.schema.components import Component, Decoder, Mlp, Transformer, ViT
+from dslaunch.schema.components import Component, Decoder, Mlp, Other, Transformer, ViT
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,20 @@ def mlp_matrices(component: Mlp) -> tuple[Matrix, ...]:
     too, so that each matrix is divided by tp. With inner norms, which need whole widths, none is cut.
     """
     return tuple(_mlp_matrices(component))
+
+
+@lru_cache(maxsize=512)
+def tensor_sizes(component: Component) -> tuple[int, ...]:
+    """Elements of each matrix of the layers, and of the vocabulary's; vectors are next to nothing beside them.
+
+    A layer's experts may be one tensor. None where a component's parts are not known.
+    """
+    if isinstance(component, Other):
+        return ()
+    if isinstance(component, Mlp):
+        return tuple(matrix.params() for matrix in mlp_matrices(component))
+    table = (component.vocab * component.hidden,) if isinstance(component, Decoder) else ()
+    return (*table, *(matrix.params() for layer in blocks(component) for matrix in layer_matrices(layer)))
 
 
 def _mlp_matrices(component: Mlp) -> Iterator[Matrix]:

@@ -16,10 +16,9 @@ from typing import Any
 from dslaunch.engines.base import WIDTH
 from dslaunch.engines.deepspeed_buckets import NVME_IN_HOST, ZERO3_SUB_GROUP
 from dslaunch.model import params as counts
-from dslaunch.model.blocks import blocks
-from dslaunch.model.matrices import layer_matrices, mlp_matrices
+from dslaunch.model.matrices import tensor_sizes
 from dslaunch.plan.case import Case
-from dslaunch.schema.components import Component, Decoder, Mlp, Other
+from dslaunch.schema.components import Component
 
 PIN = "zero_optimization.offload_optimizer.pin_memory"
 WHY = "PyTorch rounds page-locked blocks up to powers of two"
@@ -134,12 +133,6 @@ def _power_of_two(size: float) -> float:
     return float(1 << (whole - 1).bit_length()) if whole else 0.0
 
 
-@lru_cache(maxsize=512)
 def _sizes(component: Component) -> tuple[int, ...]:
-    """Elements of a component's matrices; its vectors are next to nothing beside them."""
-    if isinstance(component, Other):
-        return (counts.params(component),)
-    if isinstance(component, Mlp):
-        return tuple(matrix.params() for matrix in mlp_matrices(component))
-    table = (component.vocab * component.hidden,) if isinstance(component, Decoder) else ()
-    return (*table, *(m.params() for layer in blocks(component) for m in layer_matrices(layer)))
+    """Elements of the component's tensors; taken for one where they are not known."""
+    return tensor_sizes(component) or (counts.params(component),)

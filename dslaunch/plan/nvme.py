@@ -15,11 +15,10 @@ from dslaunch.engines.deepspeed_buckets import (
     NVME_SUB_GROUP,
     param_buffer_elements,
 )
-from dslaunch.model.blocks import blocks
-from dslaunch.model.matrices import layer_matrices, mlp_matrices
+from dslaunch.model.matrices import tensor_sizes
 from dslaunch.plan.case import Case
 from dslaunch.schema.config import RunConfig
-from dslaunch.schema.model import Component, Decoder, Mlp, Other
+from dslaunch.schema.model import Component
 
 GIB = 2**30
 _OPTIMIZER_BYTES = 32
@@ -70,13 +69,8 @@ def param_buffer(config: RunConfig, shard: int) -> int:
 
 
 def largest_parameter(component: Component) -> int:
-    """Elements of the largest tensor: a matrix of a layer (its experts may be one tensor), or the vocabulary's."""
-    if isinstance(component, Other):
-        return 0
-    if isinstance(component, Mlp):
-        return max(matrix.params() for matrix in mlp_matrices(component))
-    table = component.vocab * component.hidden if isinstance(component, Decoder) else 0
-    return max([table, *(m.params() for layer in set(blocks(component)) for m in layer_matrices(layer))])
+    """Elements of the largest tensor; 0 where the component's parts are not known."""
+    return max(tensor_sizes(component), default=0)
 
 
 def seconds(case: Case, stage: int) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_run import Run, deepspeed_runs, where_told
-from dslaunch.rules.megatron_sizes import Fault
+from dslaunch.rules.megatron_sizes import Fault, head_width
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
-_HEADS, _HIDDEN, _GROUPS = "--num-attention-heads", "--hidden-size", "--num-key-value-heads"
+_HEADS, _GROUPS = "--num-attention-heads", "--num-key-value-heads"
 _SEQ, _POSITIONS, _LAYERS = "--seq-length", "--max-position-embeddings", "--num-layers"
 _PP, _VIRTUAL = "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage"
 _ULYSSES, _DDP, _SCATTERED = "--ds-sequence-parallel-size", "--DDP-impl", "--no-contiguous-buffers-in-local-ddp"
@@ -48,15 +48,6 @@ def _given_twice(run: Run) -> Iterator[Fault]:
     for flag, other in _ENCODERS.items():
         if run.arguments.has(flag) and run.arguments.has(other):
             yield other, f"{flag} and {other} are both given: AssertionError.", f"Leave out {other}."
-
-
-def _heads(run: Run) -> Iterator[Fault]:
-    hidden, heads = run.size(_HIDDEN), run.size(_HEADS)
-    if heads > 0 and hidden % heads and not run.on("--kv-channels"):
-        yield (
-            (_HEADS, _HIDDEN), f"{_HIDDEN} {hidden} is no multiple of {_HEADS} {heads}, without --kv-channels.",
-            "Choose a number of heads that divides the hidden size, or give --kv-channels.",
-        )  # fmt: skip
 
 
 def _groups(run: Run) -> Iterator[Fault]:
@@ -182,6 +173,6 @@ def _fp8(run: Run) -> Iterator[Fault]:
 
 
 _FAULTS: tuple[Callable[[Run], Iterator[Fault]], ...] = (
-    _gone, _given_twice, _heads, _groups, _positions, _types, _gradients, _course, _rates, _decay, _saving,
+    _gone, _given_twice, head_width, _groups, _positions, _types, _gradients, _course, _rates, _decay, _saving,
     _stages, _sequence, _recompute, _fp8,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain
 from typing import TypeVar
 
 from dslaunch.engines.deepspeed_keys import release
@@ -41,10 +42,10 @@ def _of_deepspeed() -> frozenset[str]:
 @cache
 def _switches() -> frozenset[str]:
     """Flags that take no value in any version."""
-    stock = megatron_catalogue(megatron_versions()[-1]).elsewhere
-    deepspeed = {flag: (argument,) for flag, argument in megatron_deepspeed_catalogue().arguments.items()}
-    every = {**stock, **{flag: (*stock.get(flag, ()), *found) for flag, found in deepspeed.items()}}
-    return frozenset(flag for flag, found in every.items() if all(each.nargs == "0" for each in found))
+    every = [*megatron_deepspeed_catalogue().arguments.values()]
+    every += chain.from_iterable(megatron_catalogue(megatron_versions()[-1]).elsewhere.values())
+    with_value = {flag for argument in every if argument.nargs != "0" for flag in argument.flags}
+    return frozenset(flag for argument in every for flag in argument.flags) - with_value
 
 
 class NotToldError(Exception):

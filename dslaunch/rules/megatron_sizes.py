@@ -47,7 +47,8 @@ def sizes(
     )(check)  # fmt: skip
 
 
-def _head_width(run: Run) -> Iterator[Fault]:
+def head_width(run: Run) -> Iterator[Fault]:
+    """Heads that do not cut the hidden size evenly."""
     hidden, heads = run.size(_HIDDEN), run.size(_HEADS)
     if not run.on("--kv-channels") and heads > 0 and hidden % heads:
         yield (
@@ -82,7 +83,7 @@ def _groups_over_ranks(run: Run) -> Iterator[Fault]:
 
 
 sizes(
-    "megatron.heads", _head_width, _heads_over_ranks, _groups_over_ranks,
+    "megatron.heads", head_width, _heads_over_ranks, _groups_over_ranks,
     summary="Attention heads that can't be shared out over the tensor-parallel ranks.",
 )  # fmt: skip
 
