@@ -18,7 +18,7 @@ import pytest
 
 from dslaunch.run.state import read_state
 from tests.real.conformance import done, left_of, only_run, wait_for
-from tests.real.hosts import Hosts, ssh_hosts
+from tests.real.hosts import Host, Hosts, ssh_hosts
 from tests.real.hosts import two_hosts as two_hosts  # a fixture
 
 FOREVER = """
@@ -82,12 +82,16 @@ def _quiet(home: Path, limit_s: float) -> bool:
     return True
 
 
-def _one(home: Path, of: str, host_init: int) -> int:
-    """The process of this run on a host whose command line holds `of`."""
-    space = os.readlink(f"/proc/{host_init}/ns/pid")
-    on_host = [pid for pid in left_of(home) if os.readlink(f"/proc/{pid}/ns/pid") == space]
-    (found,) = [pid for pid in on_host if of in left_of(home)[pid]]
-    return found
+def _one(home: Path, of: str, host: Host) -> int:
+    """The process of this run on a host whose command line holds `of`: one, once its short helpers are gone."""
+    limit = time.monotonic() + 30
+    while True:
+        ours = left_of(home)
+        found = [pid for pid, words in host.processes().items() if of in words and pid in ours]
+        if len(found) == 1:
+            return found[0]
+        assert time.monotonic() < limit, ours
+        time.sleep(0.1)
 
 
 def test_no_rank_starts_where_a_host_cannot_be_reached(home: Path, start: Start, two_hosts: Hosts) -> None:
@@ -122,7 +126,7 @@ def test_the_ranks_end_with_the_launching_side(victim: str, home: Path, start: S
 def test_what_a_lost_agent_leaves_is_ended(home: Path, start: Start, two_hosts: Hosts) -> None:
     process = start("forever.py")
     _up(home, process)
-    os.kill(_one(home, "-I -c", two_hosts.hosts[1].init), signal.SIGKILL)
+    os.kill(_one(home, "-I -c", two_hosts.hosts[1]), signal.SIGKILL)
     status, output = done(process)
     assert status == 1, output
     assert "n2: lost: ssh exits" in output
