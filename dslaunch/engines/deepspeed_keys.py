@@ -59,6 +59,10 @@ class Key:
     """Read by DeepSpeed's pipeline engine alone."""
     auto: bool = False
     """`auto` is a value of DeepSpeed's own here."""
+    empty: bool = False
+    """What Python takes for false counts as an empty section."""
+    asked: str = ""
+    """A section that is asked for this key alone: a text or a list without it is passed over."""
 
     def lacks(self, version: str) -> bool:
         """Whether the key came after `version`."""
@@ -118,6 +122,7 @@ def newest() -> str:
     return table().versions[-1]
 
 
+@cache
 def release(version: str) -> tuple[int, ...]:
     """`0.19.8` as (0, 19, 8): compares as versions do."""
     return tuple(int(part) for part in version.split("."))

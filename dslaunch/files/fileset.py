@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path as DiskPath
 from types import MappingProxyType
 from typing import Any
@@ -83,7 +85,12 @@ class FileSet:
 
     def of(self, *kinds: Kind) -> tuple[File, ...]:
         """The files of these kinds, in order of their names."""
-        return tuple(file for file in self.files if file.kind in kinds)
+        # Every rule asks for its kind, mostly in vain.
+        return tuple(file for file in self.files if file.kind in kinds) if self._kinds.intersection(kinds) else ()
+
+    @cached_property
+    def _kinds(self) -> frozenset[Kind]:
+        return frozenset(file.kind for file in self.files)
 
     def scripts(self) -> Iterator[tuple[File, ShellScript]]:
         """The shell scripts that could be read."""
@@ -243,6 +250,8 @@ def _text(path: DiskPath) -> str:
         raise _unreadable(path, error, "a file") from error
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes; no configuration is. Name another file.")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}: UTF-16. Save the file as UTF-8 and check it again.")
     if b"\0" in data:
         raise ConfigError(f"{path}: a binary file; a text file is needed.")
     try:

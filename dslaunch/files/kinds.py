@@ -111,7 +111,9 @@ def _is_hf_arguments(name: str, value: Any) -> bool:
     if not isinstance(value, dict) or "zero_optimization" in value:
         return False
     scalars = {key for key in _HF_KEYS.intersection(value) if not isinstance(value[key], dict)}
-    if "per_device_train_batch_size" in value or (scalars and _HF_NAME.search(name.rpartition("/")[2])):
+    if "per_device_train_batch_size" in value or {"output_dir", "deepspeed"} <= value.keys():
+        return True
+    if scalars and _HF_NAME.search(name.rpartition("/")[2]):
         return True
     return len(scalars) >= 3 and bool(scalars - _DEEPSPEED_KEYS)
 

@@ -57,6 +57,8 @@ class Command:
     heredoc: Heredoc | None
     conditional: bool
     """It stands in an if, a loop, a case or a function."""
+    background: bool = False
+    """`&` ends it."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class ShellScript:
     settled: dict[str, str]
     """Variables with one value, set outside of conditions and told."""
     problems: tuple[Problem, ...] = ()
+    first_words: tuple[tuple[str, Position], ...] = ()
+    """Arrays of several words that stand as a word of a command without `[@]`."""
 
     @cached_property
     def launches(self) -> tuple[CommandLine, ...]:
@@ -114,7 +118,8 @@ def parse(text: str) -> ShellScript:
     values = reader.variables.values.items()
     settled = {name: value.text for name, value in values if value.known and not value.array}
     found = tuple(reader.commands)
-    return ShellScript(assignments(text), tuple(_directives(text, found)), found, settled, problems)
+    directives, first_words = tuple(_directives(text, found)), tuple(reader.variables.first_words)
+    return ShellScript(assignments(text), directives, found, settled, problems, first_words)
 
 
 class _Reader:
@@ -182,12 +187,12 @@ class _Reader:
         elif raw == "(" and len(words) == 1:
             pass  # NAME ( ) { : a function, whose braces follow
         elif words:
-            self._command(words)
+            self._command(words, background=raw == "&")
         if raw in (";;", ";&", ";;&") and self._cases:
             self._turn()
             self._in_pattern = True
 
-    def _command(self, words: Sequence[Token]) -> None:
+    def _command(self, words: Sequence[Token], *, background: bool) -> None:
         """An assignment changes variables; anything else is kept."""
         names = [self._is_assignment(token) for token in words]
         head = self.text[words[0].start : words[0].end]
@@ -204,7 +209,8 @@ class _Reader:
             return
         at = self.lines.position(words[front].start)
         environment = tuple(self._environment(token) for token in words[:front])
-        self.commands.append(Command(expanded, at, environment, None, self.variables.in_block))
+        within = self.variables.in_block
+        self.commands.append(Command(expanded, at, environment, None, within, background))
 
     def _expanded(self, words: Sequence[Token]) -> Iterator[Word]:
         """The words; what eval or `bash -c` reads once more is parted at its blanks."""

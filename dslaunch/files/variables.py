@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dslaunch.files.arithmetic import whole_number
 from dslaunch.files.flags import Word
 from dslaunch.files.lexer import Token, fields, tokens
-from dslaunch.files.position import Lines
+from dslaunch.files.position import Lines, Position
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _PIECE = re.compile(
@@ -63,6 +63,8 @@ class Variables:
         self._blocks: list[dict[str, Value | None]] = []
         """Of each open block, what its variables were before it."""
         self._left = _MAX_CHARACTERS
+        self.first_words: list[tuple[str, Position]] = []
+        """Arrays of several words that stand as a word without `[@]`."""
 
     @property
     def in_block(self) -> bool:
@@ -128,6 +130,8 @@ class Variables:
         match = _REFERENCE.fullmatch(self.text, token.start, token.end)
         name = (match[2] or match[3]) if match else ""
         value = self.values.get(name)
+        if match and value and value.array and not match[4] and len(value.words) > 1:
+            self.first_words.append((name, self.lines.position(token.start)))
         if match and value and (not match[1] or (value.array and match[4])):
             return self._paid(value.words, token)
         filled = self._filled(token)

@@ -9,7 +9,9 @@ from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.accelerate_config import unread
+from dslaunch.rules.accelerate_starts import starter
 from dslaunch.rules.config import ZERO, Config, configs
+from dslaunch.rules.huggingface import arguments
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.values import shown
@@ -97,6 +99,8 @@ _LOCAL = re.compile(r"localhost|127(?:\.\d+){3}|::1")
 def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A number format, a stage or a device that accelerate, or DeepSpeed behind it, doesn't have."""
     for file in files.of("accelerate"):
+        if starter(file) == "tpu":
+            continue  # its processes are not told
         precision, types = file.get("mixed_precision"), ("no", "fp16", "bf16", "fp8")
         if isinstance(precision, bool):
             message = f"mixed_precision is {shown(precision)} to YAML, which takes no for it: accelerate raises."
@@ -147,7 +151,7 @@ def kind(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 
 @rule("accelerate.section", severity="error", raised_by="accelerate", evidence=_PLUGIN)
 def section(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """A DeepSpeed JSON for accelerate without zero_optimization."""
+    """A DeepSpeed JSON for accelerate or the Trainer without zero_optimization."""
     for config in _named(plan, files, settings):
         if not config.has(ZERO):
             message = "the file has no zero_optimization: accelerate raises ValueError."
@@ -177,11 +181,13 @@ def precision(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
 
 
 def _named(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Config]:
-    """The DeepSpeed JSONs that an accelerate configuration or command names."""
+    """The DeepSpeed JSONs that accelerate's configuration or command names, or the Trainer's arguments."""
     names = {str(file.get("deepspeed_config", "deepspeed_config_file")) for file in _deepspeed(files)}
     for _, command in files.launches():
         launcher = command.launcher("accelerate")
         names.add(str(launcher.options.value("--deepspeed_config_file") if launcher else None))
+    trainers = arguments(files).get("deepspeed")
+    names.add(str(trainers.value if trainers else None))
     stems = {name.rpartition("/")[2] for name in names}
     for config in configs(plan, files, settings):
         if config.file.name.rpartition("/")[2] in stems:

@@ -14,6 +14,7 @@ from dslaunch.files.flags import is_told
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.accelerate_launch import FALSE, TRUE, started
+from dslaunch.rules.accelerate_starts import starter
 from dslaunch.rules.commands_torchrun import BACKENDS as RENDEZVOUS
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
@@ -39,8 +40,8 @@ def key(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit
     for file in files.of("accelerate"):
         if not isinstance(file.value, dict):
             continue
-        environment = file.get("compute_environment")
-        if environment is not None and environment not in _ENVIRONMENTS:
+        environment = file.value.get("compute_environment", "LOCAL_MACHINE")
+        if environment not in _ENVIRONMENTS:
             message = f"compute_environment is {shown(environment)}: accelerate raises."
             yield hit(file, ("compute_environment",), message, f"Use {' or '.join(_ENVIRONMENTS)}.")
             continue
@@ -74,7 +75,7 @@ def _wrong_values(file: File) -> Iterator[Hit]:
         yield hit(file, ("distributed_type",), message, f"Use one of {listed(kinds)}.")
     for name in _COUNTS:
         given = file.get(name)
-        if isinstance(given, str) and not _is_filled_in(given):
+        if isinstance(given, str) and not _is_filled_in(given) and _is_computed(file, name, given):
             message = f"{name} is {shown(given)}, a text: accelerate computes with it, and raises TypeError."
             yield hit(file, (name,), message, "Write a number, without quotes.")
     yield from _wrong_words(file)
@@ -82,7 +83,7 @@ def _wrong_values(file: File) -> Iterator[Hit]:
     if ids is not None and not isinstance(ids, str):
         message = f"gpu_ids is {shown(ids)} to YAML, and no text: accelerate raises AttributeError."
         yield hit(file, ("gpu_ids",), message, "Write it in quotes, such as '0,1'.")
-    elif ids and ids != "all" and "," not in ids and _alone(file) and str(chosen).startswith("MULTI_"):
+    elif ids is not None and ids != "all" and "," not in ids and _alone(file) and _is_several(file):
         message = f"gpu_ids {ids!r} is one GPU, and distributed_type {chosen} wants two: ValueError."
         yield hit(file, ("gpu_ids",), message, "Name two or more, or write all.")
     for name in (name for name in file.value if str(name).endswith("_config")):
@@ -91,18 +92,35 @@ def _wrong_values(file: File) -> Iterator[Hit]:
             yield hit(file, (name,), message, f"Write its keys, indented, below {name}.")
 
 
+def _is_computed(file: File, name: str, given: str) -> bool:
+    """Whether a text in place of this number is more than handed on."""
+    kind = starter(file)
+    if kind == "tpu":
+        return False
+    if name == "machine_rank":
+        return kind != "alone" and not _alone(file) and not given.strip().isdecimal()
+    if name == "num_processes":
+        return kind == "alone" or not _alone(file) or not given.isdecimal()
+    return name != "main_process_port" or kind != "alone"
+
+
+def _is_several(file: File) -> bool:
+    kind = str(file.get("distributed_type"))
+    return kind.startswith("MULTI_") and kind != "MULTI_CPU"
+
+
 def _wrong_words(file: File) -> Iterator[Hit]:
     """Names that torch or accelerate look up, and a rank that there isn't."""
     backend, engine = file.get("rdzv_backend"), file.get("dynamo_backend")
     path: tuple[str, ...] = ("dynamo_backend",)
-    if isinstance(backend, str) and backend not in RENDEZVOUS:
+    if isinstance(backend, str) and backend not in RENDEZVOUS and starter(file) in ("torchrun", "deepspeed"):
         message = f"torch has no rdzv_backend {backend!r}: ValueError."
         yield hit(file, ("rdzv_backend",), message, f"Use {listed(RENDEZVOUS)}.")
     for name in ("dynamo_backend", "backend"):
         if file.get("dynamo_config", name) is not None:
             engine, path = file.get("dynamo_config", name), ("dynamo_config", name)
     engines = accelerate_words("dynamo_backend")
-    if file.get("distributed_type") == "DEEPSPEED":
+    if starter(file) in ("deepspeed", "tpu"):
         engine = None  # its processes are not told
     if engine is not None and not isinstance(engine, str):
         message = f"{path[-1]} is {shown(engine)} to YAML, and no text: accelerate raises AttributeError."

@@ -218,3 +218,14 @@ def truth(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             if argument and argument.type == "bool" and flag.values and flag.values[0].lower() in FALSE:
                 message = f"{flag.name} {flag.values[0]}: accelerate takes any text for true."
                 yield start.hit(flag, message, f"Leave {flag.name} out: it is false then.")
+
+
+def overridden(files: FileSet) -> dict[str, frozenset[str]]:
+    """By configuration, the options that a command gives in its place."""
+    return {
+        start.config.name: frozenset(
+            flag.name.removeprefix("--").replace("-", "_") for flag in start.launcher.options.flags
+        )
+        for start in started(files)
+        if start.config
+    }

@@ -9,7 +9,7 @@ from typing import Any
 from dslaunch.errors import listed
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
-from dslaunch.rules.accelerate_launch import FALSE, TRUE, started
+from dslaunch.rules.accelerate_launch import FALSE, TRUE, overridden
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.values import shown
@@ -61,9 +61,9 @@ _CHECKS: Mapping[str, Callable[[str], bool]] = {_WHOLE: _reads(int), _NUMBER: _r
 @rule("accelerate.setting", severity="error", raised_by="accelerate", evidence=_PLUGINS)
 def setting(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A value in a section of accelerate's configuration that the processes can't read, or Megatron can't grid."""
-    overridden = _overridden(files)
+    commanded = overridden(files)
     for file in files.of("accelerate"):
-        given = overridden.get(file.name, frozenset())
+        given = commanded.get(file.name, frozenset())
         if str(file.get("distributed_type")).upper() == "MEGATRON_LM":
             values = _section(file, "megatron_lm_config", "megatron_lm_", given)
             yield from _unreadable(file, "megatron_lm_config", values, _MEGATRON)
@@ -73,17 +73,6 @@ def setting(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
         if str(file.get("distributed_type")).upper() != "DEEPSPEED":
             values = _section(file, "dynamo_config", "dynamo_", given)
             yield from _unreadable(file, "dynamo_config", values, _COMPILER)
-
-
-def _overridden(files: FileSet) -> dict[str, frozenset[str]]:
-    """By configuration, the options that a command gives in its place."""
-    return {
-        start.config.name: frozenset(
-            flag.name.removeprefix("--").replace("-", "_") for flag in start.launcher.options.flags
-        )
-        for start in started(files)
-        if start.config
-    }
 
 
 def _section(file: File, section: str, prefix: str, given: frozenset[str]) -> dict[str, tuple[str, Any]]:

@@ -14,6 +14,8 @@ from dslaunch.rules.settings import Settings
 from dslaunch.rules.values import ACCELERATE_FILLED, HF_FILLED, fits, is_placeholder
 
 _BATCH = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
+_TRUE_AS_TEXT = frozenset({"optimizer.params.torch_adam"})
+"""What DeepSpeed takes out before the optimizer sees it, and only asks whether it is true: any text is."""
 _LISTED = 4
 _FIX = "Write the value, or let Hugging Face Trainer or accelerate read this file."
 
@@ -53,7 +55,9 @@ def _autos(file: File) -> Iterator[tuple[Path, Entry | None]]:
     known = {entry.path: entry for entry in entries(file)}
     for path, value in _leaves(file.value, ()):
         entry = known.get(tuple(str(part) for part in path))
-        if value != "auto" or (entry is not None and (entry.key is None or entry.key.auto)):
+        if value != "auto" or dotted(path) in _TRUE_AS_TEXT:
+            continue
+        if entry is not None and (entry.key is None or entry.key.auto):
             continue
         if entry is None or is_placeholder(entry) or _passes_as_text(entry):
             yield path, entry

@@ -18,23 +18,10 @@ from dslaunch.rules.config import Config, configs
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_tree import scripts
 from dslaunch.rules.settings import Settings
-from dslaunch.rules.values import shown
 
-_SOURCE = "huggingface/transformers:src/transformers/integrations/deepspeed.py trainer_config_process 5.24.0"
-_MATCHED = {
-    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "max_grad_norm",
-    "optimizer.params.lr": "learning_rate",
-    "optimizer.params.eps": "adam_epsilon",
-    "optimizer.params.weight_decay": "weight_decay",
-    "scheduler.params.warmup_max_lr": "learning_rate",
-    "scheduler.params.total_num_steps": "max_steps",
-    "scheduler.params.warmup_num_steps": "warmup_steps",
-    "fp16.enabled": "fp16",
-    "bf16.enabled": "bf16",
-}
-"""Keys that must be auto, or equal to this argument."""
+_OWN = ("transformers.TrainingArguments", "transformers.Seq2SeqTrainingArguments")
+_NAMES = frozenset({"output_dir", "run_name", "logging_dir", "hub_model_id", "seed"})
+"""Arguments that are seldom written out, and that no rule looks at."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +53,34 @@ def arguments(files: FileSet) -> dict[str, Argument]:
     return found or _of_scripts(files)
 
 
-_TRAINERS_OWN = ("logging_steps", "save_steps", "save_strategy", "save_total_limit", "do_train", "bf16", "fp16")
+TRAINERS_OWN = ("logging_steps", "save_steps", "save_strategy", "save_total_limit", "do_train", "bf16", "fp16")
 """Of these one stands beside the batch per device where the Trainer reads a command line."""
 
 
 def _is_trainers(given: Arguments) -> bool:
     """Whether a program with the Trainer's arguments is started."""
     batch = given.has("--per_device_train_batch_size", "--per-device-train-batch-size")
-    return batch and any(given.has(f"--{name}", f"--{name.replace('_', '-')}") for name in _TRAINERS_OWN)
+    return batch and any(given.has(f"--{name}", f"--{name.replace('_', '-')}") for name in TRAINERS_OWN)
 
 
 def _of_scripts(files: FileSet) -> dict[str, Argument]:
-    """What a script hands to TrainingArguments together with a DeepSpeed configuration, where one call does."""
+    """What a script hands to TrainingArguments, where one call does.
+
+    Without a DeepSpeed configuration among them it is transformers' own class, and everything is written out.
+    """
     calls = [
         (script, call) for script in scripts(files) for call in script.calls
-        if call.method.endswith(("Arguments", "Config")) and call.keyword("deepspeed") is not None
+        if call.name in _OWN
+        or (call.method.endswith(("Arguments", "Config")) and call.keyword("deepspeed") is not None)
     ]  # fmt: skip
     if len(calls) != 1 or calls[0][1].unpacks:
         return {}
     script, call = calls[0]
     given = {each.arg: each.value for each in call.node.keywords if each.arg}
+    if "deepspeed" not in given and not all(
+        name in _NAMES or isinstance(script.bound(value), ast.Constant) for name, value in given.items()
+    ):
+        return {}
     return {
         name: Argument(constant.value, script.path, script.python.at(value))
         for name, value in given.items()
@@ -107,34 +102,6 @@ def _typed(values: tuple[str, ...]) -> Any:
             return float(text)
         except ValueError:
             return text
-
-
-@rule(
-    "huggingface.mismatch",
-    severity="error",
-    raised_by="transformers",
-    evidence=f"{_SOURCE}, run; transformers#29348",
-)
-def mismatch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """A value that differs from the Trainer's argument for the same thing."""
-    given = arguments(files)
-    for config in configs(plan, files, settings) if given else ():
-        for key, name in _MATCHED.items():
-            value = config.get(key)
-            argument = given.get(name)
-            if argument is None or value is None or value == "auto" or _is_unset(name, argument.value):
-                continue
-            if value != argument.value:
-                message = (
-                    f"'{key}' is {shown(value)}, but {name} is {shown(argument.value)} in {argument.name}"
-                )
-                effect = "the Trainer raises ValueError, after the model was loaded."
-                yield config.hit(key, f"{message}: {effect}", 'Write "auto", or the same value.')
-
-
-def _is_unset(name: str, value: Any) -> bool:
-    """max_steps -1 and warmup_steps 0 leave the number to the epochs or to a ratio."""
-    return (name == "max_steps" and value == -1) or (name == "warmup_steps" and value == 0)
 
 
 @rule(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from dslaunch.errors import listed, nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import is_told
 from dslaunch.planfile import Plan
-from dslaunch.rules.huggingface import Argument, arguments
+from dslaunch.rules.huggingface import TRAINERS_OWN, Argument, arguments
 from dslaunch.rules.registry import Edit, Hit, Severity, rule
 from dslaunch.rules.scripts_tree import scripts
 from dslaunch.rules.settings import Settings
@@ -43,7 +44,15 @@ def argument(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
     found = arguments(files)
     shells = {file.name for file in files.of("shell")}
     typed = {name for name, given in found.items() if given.name in shells}
-    odd = ((name, given) for name, given in found.items() if name not in known)
+    of_calls = tuple(islice(_of_calls(files), _LOOKED_AT))
+    yield from of_calls
+    reported = {(each.name, each.at) for each in of_calls}
+    if not any(name in found for name in TRAINERS_OWN):
+        found = {name: given for name, given in found.items() if name not in typed}  # of a program of its own
+    odd = (
+        (name, given) for name, given in found.items()
+        if name not in known and (given.name, given.at) not in reported
+    )  # fmt: skip
     for name, given in islice(odd, _LOOKED_AT):
         right = slip(name, known)
         if not right or right in found or (name in typed and _abbreviates(name, known)):
@@ -51,7 +60,6 @@ def argument(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
         message = f"the Trainer has no argument {name}: HfArgumentParser raises ValueError.{nearest(name, known)}"
         edit = None if name in typed else Edit(given.at, name, right)
         yield Hit(given.name, given.at, message, f"Write {right}.", edit=edit)
-    yield from _of_calls(files)
 
 
 def _of_calls(files: FileSet) -> Iterator[Hit]:
@@ -60,7 +68,8 @@ def _of_calls(files: FileSet) -> Iterator[Hit]:
     for script in scripts(files):
         own = {node.name for node in ast.walk(script.python.tree) if isinstance(node, ast.ClassDef)}
         for call in script.calls:
-            if call.method not in _CLASSES or call.method in own:
+            elsewhere = call.name.partition(".")[0] not in ("transformers", call.method)
+            if call.method not in _CLASSES or call.method in own or elsewhere:
                 continue
             for keyword in call.node.keywords:
                 if keyword.arg and keyword.arg not in known:
@@ -100,9 +109,30 @@ _TRACKERS = (
 """What report_to takes in 5.24.0, the newest; older versions have fewer."""
 _FLOATS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
            "num_train_epochs", "warmup_ratio", "max_steps", "per_device_train_batch_size",
-           "gradient_accumulation_steps")  # fmt: skip
+           "gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps", "warmup_steps")  # fmt: skip
 _POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "torch_empty_cache_steps")
 _WHOLE = ("logging_steps", "eval_steps", "save_steps")
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "learning_rate": (lambda rate: rate >= 0, "a number from 0 on"),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), (lambda beta: 0 <= beta < 1, "a number from 0 to below 1")),
+    "adam_epsilon": (lambda size: size >= 0, "a number from 0 on"),
+    "seed": (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295"),
+    "dataloader_num_workers": (lambda count: count >= 0, "0, or a number of processes"),
+    "dataloader_prefetch_factor": (lambda count: count >= 0, "a number of batches"),
+    "per_device_train_batch_size": (lambda size: isinstance(size, int), "a whole number"),
+}
+"""What the optimizer, the loader or numpy, which the Trainer hands it to, takes."""
+_WORDS_OF: Mapping[str, tuple[str, ...]] = {
+    "debug": ("underflow_overflow", "tpu_metrics_debug"),
+    "accelerator_config": (
+        "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
+        "gradient_accumulation_kwargs", "use_configured_state",
+    ),
+    "ddp_backend": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl", "ccl"),
+}  # fmt: skip
+"""Words that these are made of: 5.24.0."""
+_DICTS = ("accelerator_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs",
+          "lr_scheduler_kwargs")  # fmt: skip
 
 
 @rule(
@@ -140,9 +170,14 @@ def _fault(name: str, given: Any) -> tuple[str, str] | None:
         unknown = [each for each in given.split() if each.lower() not in (*words, "true", "false")]
         if unknown:
             return f"FSDP has no option {unknown[0]}: ValueError.", f"Use {listed(words)}."
+    if found := _wrong_words(name, given):
+        return found
     number = given if isinstance(given, int | float) and not isinstance(given, bool) else None
     if number is None:
         return None
+    fits, words = _RANGES.get(name, (lambda _: True, ""))
+    if not fits(number):
+        return f"it has to be {words}, or the Trainer raises.", f"Write {words}."
     if name in _POSITIVE and number <= 0:
         return "the Trainer computes with it, and raises.", "Write a number from 1 on."
     if name in _WHOLE and number > 1 and number != int(number):
@@ -150,6 +185,30 @@ def _fault(name: str, given: Any) -> tuple[str, str] | None:
     if name == "warmup_steps" and number < 0:
         return "transformers raises ValueError.", "Write steps, or 0."
     return None
+
+
+def _wrong_words(name: str, given: Any) -> tuple[str, str] | None:
+    """A word of several, a key of a section, or a section written as text that no JSON is."""
+    if name in _DICTS and isinstance(given, str) and given.startswith("{"):
+        try:
+            json.loads(given)
+        except ValueError:
+            return "transformers reads it as JSON, and raises.", "Write it as JSON, its keys in double quotes."
+    parts = given.split(",") if name == "optim_args" and isinstance(given, str) and given else []
+    if any("=" not in part for part in parts):
+        return "each part between commas is to be name=value: ValueError.", "Write name=value,name=value."
+    known, words = _WORDS_OF.get(name, ()), _words(given)
+    unknown = [word for word in words if known and word not in known]
+    if not unknown:
+        return None
+    near = nearest(str(unknown[0]), known)
+    return f"there is no {unknown[0]}, and transformers raises.{near}", f"Use {listed(known)}."
+
+
+def _words(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [] if given.startswith("{") or given.endswith(".json") else given.split()
+    return list(given) if isinstance(given, dict | list) else []
 
 
 def _is_no_tracker(word: object) -> bool:
@@ -165,4 +224,8 @@ def _text(files: FileSet, name: str, given: Argument) -> Hit:
 
 
 def _is_read_as_it_is(files: FileSet) -> bool:
-    return any(script.methods("parse_json_file", "parse_yaml_file", "parse_dict") for script in scripts(files))
+    nodes = (node for script in scripts(files) for node in ast.walk(script.python.tree))
+    return any(isinstance(node, ast.Attribute) and node.attr in _READERS for node in nodes)
+
+
+_READERS = ("parse_json_file", "parse_yaml_file", "parse_dict")

@@ -25,6 +25,7 @@ from dslaunch.rules.values import (
     is_placeholder,
     shown,
 )
+from dslaunch.rules.zero_options import reads_factor
 
 _CONFIG = "deepspeed/runtime/config.py"
 _NOTE_PREFIXES = ("_", "//", "#", "$")
@@ -123,6 +124,10 @@ def wrong_type(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
         severity, raised_by, effect = effect_of_type(entry, key)
         if key.pipeline and not _has_pipeline(file, plan, files, settings):
             severity, raised_by, effect = "info", "nobody", "raises in a pipeline, which alone reads it"
+        if entry.path == ("steps_per_print",) and settings.huggingface:
+            severity, raised_by, effect = "info", "nobody", "accelerate puts a number of its own in its place"
+        if entry.path == ("gradient_predivide_factor",) and not reads_factor(Config(file, plan, settings)):
+            severity, raised_by, effect = "wrong", "nobody", "doesn't look at it here"
         yield hit(
             file, entry.path, f"{message}, and {effect}.", f"Write {expected(key)}.",
             severity=severity, raised_by=raised_by,
@@ -146,6 +151,8 @@ def out_of_range(_plan: Plan | None, files: FileSet, settings: Settings) -> Iter
             continue
         message = f"'{dotted(entry.path)}' is {shown(entry.value)}; allowed is {allowed(key)}"
         severity, raised_by, effect = effect_of_range(entry, key)
+        if entry.path == ("steps_per_print",) and settings.huggingface:
+            severity, raised_by, effect = "info", "nobody", "accelerate puts a number of its own in its place"
         yield hit(
             file, entry.path, f"{message}; {effect}.", f"Write {allowed(key)}.",
             severity=severity, raised_by=raised_by,

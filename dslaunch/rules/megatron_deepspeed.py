@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from dslaunch.engines.deepspeed_keys import release
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_told
 from dslaunch.planfile import Plan
@@ -16,6 +17,8 @@ from dslaunch.rules.settings import Settings
 _TRAINING = "deepspeedai/Megatron-DeepSpeed:megatron/training.py at 4efb479 (2025-07); deepspeedai/DeepSpeed:"
 _CONFIG = "--deepspeed_config"
 _ZBH1, _ZBH1_EXACT = "--enable-zbh1-pipeline", "--enable-zbh1-exact-semantics"
+_NO_STATUS = "0.17.5"
+"""deepspeedai/DeepSpeed 1a8ad24f0 took runtime/pipe/engine.py mem_status away."""
 _MICRO, _GLOBAL, _CLIP, _ZERO = "--micro-batch-size", "--global-batch-size", "--clip-grad", "--zero-stage"
 
 
@@ -64,15 +67,18 @@ def mismatch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
 
 @rule(
     "megatron-deepspeed.zero-bubble", severity="error", raised_by="megatron",
-    evidence="deepspeedai/Megatron-DeepSpeed:megatron/arguments.py parse_args, 4efb479 (2025-07), DeepSpeed 0.19",
+    evidence=(
+        "deepspeedai/Megatron-DeepSpeed:megatron/arguments.py parse_args, 4efb479 (2025-07); "
+        "DeepSpeed 0.17.4 and 0.19.8, run"
+    ),
 )  # fmt: skip
 def zero_bubble(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """The ZB-H1 pipeline without DeepSpeed, or beside sequence parallelism; its exact semantics without it."""
+    """ZB-H1 without DeepSpeed, with a newer one or sequence parallelism; its exact semantics without it."""
     for run in deepspeed_runs(files, settings):
-        yield from where_told(_split_backward(run))
+        yield from where_told(_split_backward(run, settings))
 
 
-def _split_backward(run: Run) -> Iterator[Hit]:
+def _split_backward(run: Run, settings: Settings) -> Iterator[Hit]:
     if not run.on(_ZBH1):
         if run.on(_ZBH1_EXACT):
             yield run.hit(_ZBH1_EXACT, f"{_ZBH1_EXACT} without {_ZBH1}: AssertionError.", f"Add {_ZBH1}.")
@@ -82,6 +88,12 @@ def _split_backward(run: Run) -> Iterator[Hit]:
         yield run.hit("--sequence-parallel", message, f"Leave out --sequence-parallel, or {_ZBH1}.")
     if not run.on("--deepspeed"):
         yield run.hit(_ZBH1, f"{_ZBH1} without --deepspeed: AssertionError.", "Add --deepspeed.")
+    elif release(settings.deepspeed_version) >= release(_NO_STATUS) and run.pp > 1:
+        message = (
+            f"Its schedule calls PipelineEngine.mem_status, which DeepSpeed has no more from {_NO_STATUS} on: "
+            "AttributeError in the first step."
+        )
+        yield run.hit(_ZBH1, message, f"Leave out {_ZBH1}, or install deepspeed 0.17.4.")
 
 
 def _pairs(files: FileSet, settings: Settings) -> Iterator[tuple[Run, File]]:

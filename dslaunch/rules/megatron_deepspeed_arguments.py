@@ -15,6 +15,7 @@ _HEADS, _GROUPS = "--num-attention-heads", "--num-key-value-heads"
 _SEQ, _POSITIONS, _LAYERS = "--seq-length", "--max-position-embeddings", "--num-layers"
 _PP, _VIRTUAL = "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage"
 _ULYSSES, _DDP, _SCATTERED = "--ds-sequence-parallel-size", "--DDP-impl", "--no-contiguous-buffers-in-local-ddp"
+_SPLIT = "--pipeline-model-parallel-split-rank"
 _ITERS, _SAMPLES, _FRACTION = "--train-iters", "--train-samples", "--lr-warmup-fraction"
 _GRANULARITY, _METHOD = "--recompute-granularity", "--recompute-method"
 _GONE = {
@@ -55,6 +56,9 @@ def _groups(run: Run) -> Iterator[Fault]:
     groups = run.size(_GROUPS, heads)
     if groups > 0 and heads % groups:
         yield _GROUPS, f"{_HEADS} {heads} is no multiple of {_GROUPS} {groups}.", f"Use a divisor of {heads}."
+    for flag in ("--mos", "--kd"):
+        if run.arguments.has(flag) and groups != heads:
+            yield flag, f"{flag} beside grouped queries: AssertionError.", f"Leave out {flag}, or {_GROUPS}."
 
 
 def _positions(run: Run) -> Iterator[Fault]:
@@ -128,6 +132,9 @@ def _stages(run: Run) -> Iterator[Fault]:
             "--no-pipeline-parallel", f"--no-pipeline-parallel beside {_PP} {run.pp}: AssertionError.",
             f"Leave out {_PP}, or --no-pipeline-parallel.",
         )  # fmt: skip
+    if run.arguments.has(_SPLIT) and run.pp > 1 and run.size(_SPLIT) >= run.pp:
+        message = f"{_SPLIT} {run.size(_SPLIT)} is no stage of {run.pp}: AssertionError."
+        yield _SPLIT, message, "Name an earlier one."
     if run.arguments.has(_VIRTUAL):
         layers, each = run.size(_LAYERS), run.size(_VIRTUAL)
         if run.pp <= 2:

@@ -31,29 +31,34 @@ class Demand:
     before: str = ""
     """The first that no longer does."""
 
-    def hits(self, run: Run) -> Iterator[Hit]:
+    def hits(self, run: Run, stops: str) -> Iterator[Hit]:
         """The finding, where the version makes this check and refuses the run; raises NotToldError."""
         if run.between(self.since, self.before) and self.refused(run):
-            yield run.hit(self.flag, self.message_for(run), self.fix)
+            yield run.hit(self.flag, self.message_for(run, stops), self.fix)
 
-    def message_for(self, run: Run) -> str:
+    def message_for(self, run: Run, stops: str) -> str:
         """The message with the versions that it holds for; of an assumed version others may say the same."""
         if run.assumed:
-            return f"{self.message}; Megatron stops at start-up."
+            return f"{self.message}; {stops}."
         span = f"since core {self.since}" if self.since else ""
         if self.before:
             span = f"{span} and before core {self.before}" if span else f"before core {self.before}"
-        return f"{self.message}; Megatron stops at start-up{f' ({span})' if span else ''}."
+        return f"{self.message}; {stops}{f' ({span})' if span else ''}."
 
 
 def demands(
-    rule_id: str, summary: str, table: Sequence[Demand], *, evidence: str = f"{ARGUMENTS} at {RUN}"
+    rule_id: str,
+    summary: str,
+    table: Sequence[Demand],
+    *,
+    evidence: str = f"{ARGUMENTS} at {RUN}",
+    stops: str = "Megatron stops at start-up",
 ) -> None:
-    """Register one rule that checks every row of a table."""
+    """Register one rule that checks every row of a table; `stops` says when a refused run ends."""
 
     def find(run: Run) -> Iterator[Hit]:
         for demand in table:
-            yield from where_told(demand.hits(run))
+            yield from where_told(demand.hits(run, stops))
 
     def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
         for run in stock_runs(files, settings):

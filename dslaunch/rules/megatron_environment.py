@@ -7,31 +7,34 @@ from collections.abc import Callable, Iterator, Mapping
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_demands import ARGUMENTS, RUN
-from dslaunch.rules.megatron_run import Run, stock_runs, where_told
+from dslaunch.rules.megatron_run import Run, runs, stock_runs, where_told
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
-_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_CONNECTIONS, _SEQUENCE = "CUDA_DEVICE_MAX_CONNECTIONS", "--sequence-parallel"
 
 
 @rule(
-    "megatron.connections", severity="error", raised_by="megatron", evidence=f"{ARGUMENTS} at {RUN}",
-    framework="megatron",
+    "megatron.connections", severity="error", raised_by="megatron", framework="megatron",
+    evidence=f"{ARGUMENTS} at {RUN}; validate_args of Megatron-DeepSpeed at 4efb479, run",
 )  # fmt: skip
 def connections(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Tensor or context parallelism before Blackwell without CUDA_DEVICE_MAX_CONNECTIONS=1: Megatron stops."""
-    for run in stock_runs(files, settings):
+    for run in runs(files, settings):
         yield from where_told(_several(run, files))
 
 
 def _several(run: Run, files: FileSet) -> Iterator[Hit]:
     value = _environment(run, files)
-    if value == "1" or not _wants_one(run):
+    if value == "1" or not (_of_deepspeed_wants_one(run) if run.is_deepspeed else _wants_one(run)):
         return
     why = "with tensor or context parallelism Megatron wants 1 on GPUs before Blackwell"
-    flags = ("--tensor-model-parallel-size", "--context-parallel-size")
+    flags: tuple[str, ...] = ("--tensor-model-parallel-size", "--context-parallel-size")
+    if run.is_deepspeed:
+        why = "with sequence parallelism, or without --deepspeed, Megatron-DeepSpeed wants 1"
+        flags = (_SEQUENCE,)
     fix = f"export {_CONNECTIONS}=1 before the launch."
-    if value is None and run.program:
+    if value is None and run.program and not (run.is_deepspeed and not run.on("--deepspeed")):
         found = run.hit(flags, f"nothing here sets {_CONNECTIONS}; {why}.", fix)
         yield Hit(found.name, found.at, found.message, fix, severity="info")
     elif value is not None:
@@ -56,6 +59,15 @@ def _wants_one(run: Run) -> bool:
     return not free and (run.tp > 1 or run.cp > 1)
 
 
+def _of_deepspeed_wants_one(run: Run) -> bool:
+    """Whether Megatron-DeepSpeed needs kernels in the host's order: where it cuts sequences, or overlaps."""
+    if run.arguments.has("--use-dataset-only"):
+        return False
+    if run.on(_SEQUENCE) and run.tp > 1:
+        return True
+    return not run.on("--deepspeed") and not run.on("--no-async-tensor-model-parallel-allreduce")
+
+
 _WITHOUT: Mapping[str, tuple[Callable[[Run], bool], str]] = {
     "--num-query-groups": (lambda r: not r.on("--group-query-attention"), "--group-query-attention"),
     "--sequence-parallel": (lambda r: r.tp == 1, "a --tensor-model-parallel-size above 1"),
@@ -75,6 +87,19 @@ _WITHOUT: Mapping[str, tuple[Callable[[Run], bool], str]] = {
     "--moe-router-topk": (lambda r: r.experts == 0, "--num-experts"),
     "--moe-token-dispatcher-type": (lambda r: r.experts == 0, "--num-experts"),
     "--replication-jump": (lambda r: not r.on("--replication"), "--replication"),
+    **dict.fromkeys(
+        ("--finetune", "--ckpt-step", "--exit-on-missing-checkpoint"),
+        (lambda r: not r.on("--load", "--pretrained-checkpoint"), "--load"),
+    ),
+    "--save-interval": (lambda r: r.program.startswith("pretrain") and not r.on("--save"), "--save"),
+    "--async-save": (
+        lambda r: r.between("0.16.0", "") and r.text("--ckpt-format", "torch_dist") != "torch"
+        and not r.on("--use-persistent-ckpt-worker"), "--use-persistent-ckpt-worker",
+    ),
+    "--non-persistent-ckpt-type": (
+        lambda r: not r.on("--non-persistent-save-interval"), "--non-persistent-save-interval",
+    ),
+    "--non-persistent-save-interval": (lambda r: not r.on("--save"), "--save"),
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""Megatron's checks of overlap, FSDP, checkpoints and pipelines against each other."""
+"""Megatron's checks of overlap, FSDP and pipelines against each other."""
 
 from __future__ import annotations
 
+from dslaunch.rules.megatron_checkpoints import checkpoint_format
 from dslaunch.rules.megatron_demands import Demand, demands
 from dslaunch.rules.megatron_run import Run
 from dslaunch.rules.megatron_stages import virtual_stages
@@ -13,10 +14,6 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 def _sequence_parallel(run: Run) -> bool:
     """As Megatron leaves it: tensor-model-parallel-size 1 turns it off."""
     return run.on("--sequence-parallel") and run.tp > 1
-
-
-def _format(run: Run) -> str:
-    return run.text("--ckpt-format", "torch_dist")
 
 
 _OVERLAP = (
@@ -52,7 +49,7 @@ _OVERLAP = (
     ),
     Demand(
         "--overlap-param-gather-with-optimizer-step",
-        lambda r: r.on("--overlap-param-gather-with-optimizer-step") and _format(r) != "torch",
+        lambda r: r.on("--overlap-param-gather-with-optimizer-step") and checkpoint_format(r) != "torch",
         "--overlap-param-gather-with-optimizer-step with a distributed checkpoint format",
         "Use --ckpt-format torch, or drop it.",
     ),
@@ -129,7 +126,7 @@ _FSDP_DEMANDS = (
     ),
     Demand(
         "--use-torch-fsdp2",
-        lambda r: r.on("--use-torch-fsdp2") and _format(r) not in ("torch_dist", "torch_dcp"),
+        lambda r: r.on("--use-torch-fsdp2") and checkpoint_format(r) not in ("torch_dist", "torch_dcp"),
         "--use-torch-fsdp2 with a --ckpt-format other than torch_dist or torch_dcp", "Use torch_dist.",
     ),
     Demand(
@@ -154,7 +151,7 @@ _FSDP_DEMANDS = (
         f"Megatron-FSDP with {_CONNECTIONS}=1", f"Leave {_CONNECTIONS} unset.",
     ),
     Demand(
-        "--use-megatron-fsdp", lambda r: r.on("--use-megatron-fsdp") and _format(r) != "fsdp_dtensor",
+        "--use-megatron-fsdp", lambda r: r.on("--use-megatron-fsdp") and checkpoint_format(r) != "fsdp_dtensor",
         "--use-megatron-fsdp with a --ckpt-format other than fsdp_dtensor", "Add --ckpt-format fsdp_dtensor.",
     ),
     Demand(
@@ -164,47 +161,3 @@ _FSDP_DEMANDS = (
     ),
 )  # fmt: skip
 demands("megatron.fsdp", "FSDP beside what it does not go with.", _FSDP_DEMANDS)
-
-_CHECKPOINT = (
-    Demand(
-        "--ckpt-format", lambda r: _format(r) == "torch_dcp" and not r.on("--use-torch-fsdp2"),
-        "--ckpt-format torch_dcp without --use-torch-fsdp2", "Use torch_dist.",
-    ),
-    Demand(
-        "--ckpt-format", lambda r: _format(r) == "torch_dcp" and (r.tp > 1 or r.pp > 1),
-        "--ckpt-format torch_dcp with tensor or pipeline parallelism", "Use torch_dist.",
-    ),
-    Demand(
-        "--ckpt-format", lambda r: _format(r) == "fsdp_dtensor" and not r.on("--use-megatron-fsdp"),
-        "--ckpt-format fsdp_dtensor without --use-megatron-fsdp", "Use torch_dist.",
-    ),
-    Demand(
-        "--save", lambda r: r.on("--save") and not r.on("--save-interval"),
-        "--save without --save-interval", "Add --save-interval.",
-    ),
-    Demand(
-        "--save-retain-interval",
-        lambda r: r.on("--save", "--save-interval", "--save-retain-interval")
-        and r.on("--save") and r.on("--save-retain-interval")
-        and bool(r.size("--save-retain-interval") % r.size("--save-interval")),
-        "--save-retain-interval is no multiple of --save-interval", "Use a multiple.", since="0.14.0",
-    ),
-    Demand(
-        "--disable-gloo-process-groups",
-        lambda r: r.on("--disable-gloo-process-groups") and r.on("--use-distributed-optimizer")
-        and _format(r) == "torch",
-        "--disable-gloo-process-groups with --use-distributed-optimizer and --ckpt-format torch",
-        "Use --ckpt-format torch_dist.",
-    ),
-    Demand(
-        "--load-main-params-from-ckpt",
-        lambda r: r.on("--load-main-params-from-ckpt") and not r.on("--no-load-optim"),
-        "--load-main-params-from-ckpt without --no-load-optim", "Add --no-load-optim.",
-    ),
-    Demand(
-        "--non-persistent-ckpt-type",
-        lambda r: r.text("--non-persistent-ckpt-type") == "local" and not r.on("--non-persistent-local-ckpt-dir"),
-        "--non-persistent-ckpt-type local without --non-persistent-local-ckpt-dir", "Name the folder.",
-    ),
-)  # fmt: skip
-demands("megatron.checkpoint", "Checkpoint settings that Megatron stops at.", _CHECKPOINT)

@@ -183,6 +183,19 @@ _SOURCES = (
         and r.arguments.complete,
         "--use-checkpoint-args without --load or --pretrained-checkpoint", "Add --load.",
     ),
+    Demand(
+        "--ckpt-convert-format",
+        lambda r: r.on("--ckpt-convert-format") and not (r.on("--ckpt-convert-save") and r.on("--load")),
+        "--ckpt-convert-format without --ckpt-convert-save and --load",
+        "Name the folder to read and the one to write.",
+    ),
+    Demand(
+        "--use-checkpoint-args",
+        lambda r: r.arguments.has("--use-checkpoint-args")
+        and r.arguments.value("--non-persistent-ckpt-type") == "local",
+        "--use-checkpoint-args with --non-persistent-ckpt-type local",
+        "Write the arguments out, or save globally.",
+    ),
 )  # fmt: skip
 demands(
     "megatron.sources", "Data, a seed or a checkpoint that Megatron refuses before the first step.", _SOURCES,

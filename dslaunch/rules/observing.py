@@ -122,6 +122,19 @@ def writer(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hi
             yield config.hit("checkpoint.writer", message, fix)
 
 
+@config_rule(
+    "checkpoint.writer-unit", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeed/runtime/model_checkpointing/data_parallel_writer_factory.py 0.19.8, run",
+)  # fmt: skip
+def writer_unit(config: Config) -> Iterator[Hit]:
+    """A checkpoint writer without data_parallel at ZeRO stage 0, 1 or 2."""
+    section = config.get("checkpoint.writer")
+    alone = config.stages == 1 and config.plan is None and config.get("expert_parallel.enabled") is not True
+    if isinstance(section, dict) and section.get("data_parallel") is None and config.stage in (0, 1, 2) and alone:
+        message = "checkpoint.writer without data_parallel: AttributeError, DeepSpeed has no such rank."
+        yield config.hit("checkpoint.writer", message, 'Write "data_parallel": "replica", or delete the writer.')
+
+
 def _exports(environment: tuple[object, ...]) -> bool:
     return any(getattr(assignment, "name", "") == "CROSS_SIZE" for assignment in environment)
 

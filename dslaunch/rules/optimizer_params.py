@@ -8,26 +8,20 @@ from typing import Any
 from dslaunch.errors import nearest
 from dslaunch.rules.config import ZERO, Config, config_rule
 from dslaunch.rules.registry import Hit
-from dslaunch.rules.torch_arguments import OPTIMIZERS, Argument
+from dslaunch.rules.torch_arguments import OPTIMIZERS, OWN_OPTIMIZERS, Argument
 from dslaunch.rules.values import is_text, shown
 
 _ENGINE = "deepspeed/runtime/engine.py"
 _OF_DEEPSPEED = {"torch_adam", "adam_w_mode", "fp32_optimizer_states"}
 """Read by DeepSpeed itself, and not handed over."""
-_ADAM = {"lr", "betas", "eps", "weight_decay", "amsgrad", "bias_correction", "set_grad_none", *_OF_DEEPSPEED}
-_OWN = {
-    "adam": _ADAM,
-    "adamw": _ADAM,
-    "lion": {"lr", "betas", "weight_decay", "set_grad_none", "fp32_optimizer_states"},
-    "lamb": {
-        "lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay", "max_coeff", "min_coeff",
-        "amsgrad",
-    },
-}  # fmt: skip
-"""Keyword arguments of DeepSpeed's own (0.19.8)."""
+_OF_ADAM = (_OF_DEEPSPEED - {"torch_adam"}) | {"adamw_mode"}
+"""What Adam's own classes get from DeepSpeed, and a file must not hand over a second time."""
 _NUMBER = Argument("number")
-_OWN_ADAM = {"lr": _NUMBER, "betas": Argument("pair"), "eps": _NUMBER, "weight_decay": _NUMBER}
-"""What FusedAdam computes with: it checks no range."""
+_MUON = {
+    **dict.fromkeys(("lr", "muon_lr", "adam_lr", "momentum", "eps", "weight_decay"), _NUMBER),
+    "betas": Argument("pair"), "ns_method": Argument("choice", choices=("standard", "gram")),
+}  # fmt: skip
+"""Muon's, of which each half reads its own, and what is in neither is passed over."""
 _NUMBERS = frozenset({"lr", "eps", "betas", "weight_decay", "momentum", "alpha"})
 """Parameters that every optimizer compares or computes with."""
 
@@ -41,6 +35,26 @@ def torch_class(config: Config) -> str:
     if name == "adagrad" and not _on_cpu(config):
         return "Adagrad"
     return name if name in OPTIMIZERS else ""
+
+
+def own_class(config: Config) -> str:
+    """DeepSpeed's own class that is built of the parameters; empty where it is torch's or another one."""
+    cpu = _on_cpu(config)
+    if config.get("optimizer.params.torch_adam") and config.optimizer in ("adam", "adamw"):
+        return ""
+    return _CLASSES.get((config.optimizer, cpu), "")
+
+
+_CLASSES = {
+    **dict.fromkeys((("adam", True), ("adamw", True)), "DeepSpeedCPUAdam"),
+    **dict.fromkeys((("adam", False), ("adamw", False)), "FusedAdam"),
+    ("adagrad", True): "DeepSpeedCPUAdagrad",
+    ("lion", True): "DeepSpeedCPULion",
+    ("lion", False): "FusedLion",
+    ("lamb", True): "FusedLamb",
+    ("lamb", False): "FusedLamb",
+}
+"""By name, and by whether the optimizer is offloaded to the CPU."""
 
 
 @config_rule(
@@ -60,7 +74,7 @@ def bad_params(config: Config) -> Iterator[Hit]:
             message = "DeepSpeed raises ValueError for max_grad_norm among the optimizer's parameters."
             yield config.hit(key, message, "Use gradient_clipping at the top level.")
         elif taken and name not in taken:
-            written = config.get("optimizer.type")
+            written = config.get("optimizer.type") + (" under zenflow" if _has_zenflow(config) else "")
             message = f"{written} takes no '{name}': TypeError when the optimizer is built.{nearest(name, taken)}"
             yield config.hit(key, message, f"Use {', '.join(sorted(taken))}.")
         elif name in _NUMBERS and is_text(value):
@@ -74,18 +88,23 @@ def bad_params(config: Config) -> Iterator[Hit]:
 
 
 def _arguments(config: Config) -> Mapping[str, Argument]:
-    """What is known of the values: of torch's classes, and of DeepSpeed's Adam on the GPU."""
-    if config.optimizer in ("adam", "adamw") and not config.get("optimizer.params.torch_adam"):
-        return _OWN_ADAM
-    return OPTIMIZERS.get(torch_class(config), {})
+    """What is known of the values."""
+    if config.optimizer == "muon":
+        torch_adam = bool(config.get("optimizer.params.torch_adam"))
+        return {**_MUON, "betas": Argument("pair", below=1)} if torch_adam else _MUON
+    if _has_zenflow(config):
+        both = OPTIMIZERS["AdamW"].keys() & OWN_OPTIMIZERS["DeepSpeedCPUAdam"].keys()
+        return {name: OPTIMIZERS["AdamW"][name] for name in both}
+    own = own_class(config)
+    return OWN_OPTIMIZERS[own] if own else OPTIMIZERS.get(torch_class(config), {})
 
 
 def _keywords(config: Config) -> set[str]:
-    """The keyword arguments that the optimizer takes; empty where they aren't known."""
-    torch = torch_class(config)
-    if torch and config.optimizer in ("adam", "adamw"):
-        return set(OPTIMIZERS[torch]) | _OF_DEEPSPEED
-    return set(OPTIMIZERS[torch]) if torch else _OWN.get(config.optimizer, set())
+    """The keyword arguments that the optimizer takes; empty where they aren't known, or nothing is refused."""
+    if config.optimizer == "muon":
+        return set()
+    taken, adam = set(_arguments(config)), config.optimizer in ("adam", "adamw")
+    return (taken - _OF_ADAM) | _OF_DEEPSPEED if taken and adam and not _has_zenflow(config) else taken
 
 
 def _together(config: Config, params: dict[str, Any]) -> Iterator[Hit]:
@@ -97,24 +116,18 @@ def _together(config: Config, params: dict[str, Any]) -> Iterator[Hit]:
     if torch and params.get("fused") and params.get("foreach") and "fused" in OPTIMIZERS[torch]:
         message = f"fused and foreach together: torch's {torch} raises RuntimeError."
         yield config.hit(f"{section}.fused", message, "Keep one of the two.")
-    if params.get("amsgrad") is True and _is_fused_adam(config):
-        message = "amsgrad: DeepSpeed's FusedAdam raises RuntimeError, it has no such variant."
-        yield config.hit(f"{section}.amsgrad", message, 'Take it out, or write "torch_adam": true.')
-    if params.get("torch_adam") and _has_zenflow(config):
-        message = "torch_adam beside zenflow: ZenFlow's own AdamW doesn't know it, TypeError at start-up."
-        yield config.hit(f"{section}.torch_adam", message, "Take it out.")
+    own = own_class(config)
+    if params.get("amsgrad") and own in ("FusedAdam", "FusedLamb"):
+        message = f"amsgrad: DeepSpeed's {own} raises RuntimeError, it has no such variant."
+        fix = 'Take it out, or write "torch_adam": true.' if own == "FusedAdam" else "Take it out."
+        yield config.hit(f"{section}.amsgrad", message, fix)
 
 
 def _has_zenflow(config: Config) -> bool:
-    """Whether ZenFlow's optimizer takes the place of the one that is named."""
+    """Whether ZenFlow hands the parameters to an AdamW of torch's too, as they stand."""
     zenflow = isinstance(config.get(f"{ZERO}.zenflow"), dict)
     return zenflow and config.stage in (1, 2) and config.optimizer in ("adam", "adamw") and _on_cpu(config)
 
 
 def _on_cpu(config: Config) -> bool:
     return config.sharded and config.offload("optimizer") != "none"
-
-
-def _is_fused_adam(config: Config) -> bool:
-    own = config.optimizer in ("adam", "adamw") and not config.get("optimizer.params.torch_adam")
-    return own and not _on_cpu(config)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dslaunch.errors import listed, nearest
 from dslaunch.rules.config import ZERO, Config, config_rule
 from dslaunch.rules.registry import Hit, hit
+from dslaunch.rules.values import shown
 
 _GROUPS = "deepspeed/__init__.py initialize, utils/groups.py, runtime/engine.py 0.19.8, run"
 _FOLD = "deepspeed/module_inject/auto_ep_folding.py, auto_ep_config.py 0.19.8, run"
@@ -101,6 +102,7 @@ def ulysses(config: Config) -> Iterator[Hit]:
     elif size is not None and size < 0:
         message = f"{key} {size:g}: DeepSpeed divides the ranks by it, and asserts that the batch is above 0."
         yield config.hit(key, message, "Write 1, or leave it out.")
+    yield from _no_axis(config)
     if size is None or size < 2:
         return
     if data is None and config.plan is None:
@@ -110,7 +112,7 @@ def ulysses(config: Config) -> Iterator[Hit]:
         yield config.hit(
             key, message, "Give data_parallel_size too, or pass an mpu.", severity="wrong", raised_by="nobody"
         )
-    elif data is not None and world is not None and data * size != world:
+    elif data is not None and data >= 1 and world is not None and data * size != world:
         message = (
             f"data_parallel_size {data:g} * {key} {size:g} = {data * size:g}, but there are {world} ranks"
         )
@@ -120,6 +122,17 @@ def ulysses(config: Config) -> Iterator[Hit]:
         else:
             message += ": the others are in no group"
             yield config.hit(key, f"{message}.", fix, severity="wrong", raised_by="nobody")
+
+
+def _no_axis(config: Config) -> Iterator[Hit]:
+    """Sizes that torch makes no mesh of, where both stand."""
+    sizes = {name: config.get(name) for name in ("data_parallel_size", "sequence_parallel_size")}
+    numbers = all(isinstance(size, int | float) for size in sizes.values())
+    for name, size in sizes.items() if numbers else ():
+        whole = not isinstance(size, bool) and float(size).is_integer()
+        if not whole or (size < 1 and name == "data_parallel_size"):
+            message = f"{name} is {shown(size)}, and no axis of a mesh of ranks: torch raises."
+            yield config.hit(name, message, "Write whole numbers from 1 on, whose product is the number of ranks.")
 
 
 _EP = "expert_parallel"

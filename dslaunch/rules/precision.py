@@ -64,6 +64,27 @@ def loss_scale(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
                     yield hit(file, ("fp16", name), message, "Delete it: the default works.")
 
 
+@rule(
+    "precision.scale-power", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/fp16/loss_scaler.py, precision_config.py 0.19.8, run",
+)  # fmt: skip
+def scale_power(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """fp16.initial_scale_power, the exponent of the first loss scale, beyond what a number holds."""
+    for file in files.of("deepspeed_json"):
+        power = number(file.get("fp16", "initial_scale_power"))
+        dynamic = on(file.get("fp16", "enabled")) and not number(file.get("fp16", "loss_scale") or 0)
+        least, most = (-1074, 1023) if stage(file) == 0 else (None, 63)
+        if power is None or not dynamic or stage(file) is None:
+            continue
+        message = f"fp16.initial_scale_power is {power:g}: a loss scale of 2**{power:g}"
+        if power > most:
+            message += f" is more than a loss can be multiplied by at ZeRO stage {stage(file)}, OverflowError."
+            yield hit(file, ("fp16", "initial_scale_power"), message, "Write 16, with which DeepSpeed starts.")
+        elif least is not None and power < least:
+            message += " is 0, and DeepSpeed divides by it: ZeroDivisionError."
+            yield hit(file, ("fp16", "initial_scale_power"), message, "Write 16, with which DeepSpeed starts.")
+
+
 def _is_fraction_text(value: object) -> bool:
     """Text such as `2.0`: pydantic would take it for an int, DeepSpeed's own validator doesn't."""
     return isinstance(value, str) and "." in value and number(value) is not None

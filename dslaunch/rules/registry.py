@@ -43,18 +43,23 @@ RaisedBy = Literal[
 """What first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
 
 _MODULES = (
-    "accelerate", "accelerate_config", "accelerate_launch", "accelerate_sections", "advice", "auto", "batch",
-    "buckets", "checkpoints", "commands_torchrun", "components", "deepspeed_env", "elasticity", "environment",
-    "hostfiles", "huggingface", "huggingface_arguments", "huggingface_models", "inputs", "keys",
-    "launcher", "launcher_options", "launcher_ranks", "layout", "megatron_deepspeed",
+    "accelerate", "accelerate_config", "accelerate_launch", "accelerate_sections", "accelerate_starts", "advice",
+    "auto", "batch", "buckets", "checkpoints", "commands_torchrun", "components", "deepspeed_env", "elasticity",
+    "environment",
+    "hostfiles", "huggingface", "huggingface_arguments", "huggingface_matching", "huggingface_models",
+    "huggingface_schedule", "inputs",
+    "keys",
+    "launcher", "launcher_meeting", "launcher_options", "launcher_ranks", "layout", "megatron_deepspeed",
     "megatron_deepspeed_arguments",
-    "megatron_environment", "megatron_experts", "megatron_flags", "megatron_parallel",
+    "megatron_checkpoints", "megatron_environment", "megatron_experts", "megatron_flags", "megatron_parallel",
     "megatron_precision", "megatron_schedule", "megatron_sizes", "megatron_stages", "megatron_training",
     "models", "numerics", "observing", "offloading", "optimizer", "optimizer_params", "parallel", "planning",
     "precision", "schedule_params", "scheduler", "schedules", "scripts_config", "scripts_deepspeed",
     "scripts_dicts", "scripts_experts", "scripts_initialize", "scripts_leaves", "scripts_pipeline",
-    "scripts_torch", "scripts_ulysses", "secrets", "slurm_directives", "slurm_shell", "slurm_steps",
-    "slurm_words", "staged", "training_data", "zero", "zero_options",
+    "scripts_steps",
+    "scripts_torch", "scripts_trainer", "scripts_ulysses", "scripts_wrapping", "secrets", "shell_words",
+    "slurm_directives", "slurm_shell", "slurm_steps", "slurm_words", "staged", "training_data", "zero",
+    "zero_options",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import Script, guards, scripts
+from dslaunch.rules.scripts_tree import Call, Script, guards, scripts
 from dslaunch.rules.settings import Settings
 
 _ENGINE = "deepspeedai/DeepSpeed:deepspeed/runtime/engine.py 0.19.8"
@@ -103,10 +103,15 @@ def pipeline_engine(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
     """forward, backward or step of a pipeline engine: PipelineError, it takes train_batch alone."""
     for script, engines in _engines(files):
         others = script.methods("train_batch")
-        for call in script.methods("backward", "step") if _is_pipeline(script) and not others else ():
-            if call.owner in engines:
+        for call in script.methods("backward", "step") if _is_pipeline(script) else ():
+            if call.owner in engines and (not others or _stand_together(call, others)):
                 message = f"{call.owner}.{call.method}() of a pipeline engine raises PipelineError."
                 yield script.hit(call, message, f"Call {call.owner}.train_batch(data_iter).")
+
+
+def _stand_together(call: Call, others: list[Call]) -> bool:
+    """Whether no condition is around the call, and train_batch stands in the same function or loop."""
+    return not list(guards(call)) and any(call.around[2:] == each.around[2:] for each in others)
 
 
 def _is_pipeline(script: Script) -> bool:

@@ -1,9 +1,11 @@
-"""DeepSpeed configurations that a script holds itself, checked as a DeepSpeed JSON in its place would be."""
+"""DeepSpeed configurations that a script holds or writes, checked as a DeepSpeed JSON in its place would be."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -11,8 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from dslaunch.errors import listed
+from dslaunch.files import relaxed_json
 from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.kinds import json_kind
 from dslaunch.files.position import Position, dotted
+from dslaunch.files.script import Heredoc, ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.literals import Written, fillings, is_read, written
 from dslaunch.rules.registry import Hit, Rule, rule
@@ -25,6 +30,10 @@ _MOST = 20
 """Configurations of one script that are read; DeepSpeed's own tests have up to eight in a file."""
 _MOST_CALLS = 20_000
 """Calls that are gone through for all of them together: each configuration asks every rule anew."""
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_MEANT = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
+"""Of these a text that is meant to be a DeepSpeed JSON has one."""
+_UNTOLD = re.compile(r"[$`]")
 _MOST_HITS = 200
 """Of one rule on one configuration."""
 
@@ -108,21 +117,56 @@ def hits_in_scripts(
     Of what isn't written out several fillings are tried, and what isn't said of each of them isn't said at all.
     """
     others = tuple(file for file in files.files if file.kind != "deepspeed_json")
+    for written_out in _in_heredocs(files):
+        found = _hits(asked, FileSet((written_out, *others)), settings)
+        said_here = {(by.id, hit): (by, hit) for by, hit in found if (by.id, hit) not in before}
+        before.update(said_here)
+        yield from said_here.values()
     for one in held(files):
         if one.found.extended:
             continue
         known = replace(settings, huggingface=one.huggingface)
         filled = (FileSet((one.file(value), *others)) for value in fillings(one.found))
-        said = [{(by.id, hit): (by, hit) for by, hit in _hits(asked, each, known)} for each in filled]
         left_open = {(one.script.path, one.found.positions[path]) for path in one.found.open if is_read(path)}
-        for found, (each, hit) in said[0].items():
-            of_open = (hit.name, hit.at) in left_open
-            if found not in before and all(found in other for other in said[1:]) and not of_open:
-                before.add(found)
-                yield each, hit
+        said = {
+            (by.id, hit): (by, hit)
+            for by, hit in _hits(asked, next(filled), known)
+            if (by.id, hit) not in before and (hit.name, hit.at) not in left_open
+        }
+        while said and (other := next(filled, None)):
+            speak = {by.id: by for by, _ in said.values()}
+            again = {(by.id, hit) for by, hit in _hits(speak.values(), other, known)}
+            said = {found: each for found, each in said.items() if found in again}
+        before.update(said)
+        yield from said.values()
 
 
-def _hits(asked: Sequence[Rule], files: FileSet, settings: Settings) -> Iterator[tuple[Rule, Hit]]:
+def _in_heredocs(files: FileSet) -> Iterator[File]:
+    """The DeepSpeed JSONs that shell scripts write, where every word of them is told."""
+    for file, script in files.scripts():
+        bodies = (command.heredoc for command in script.commands if command.heredoc is not None)
+        for body in islice((each for each in bodies if each.text.lstrip().startswith("{")), _MOST):
+            text = _filled(body, script) if body.expands else body.text
+            try:
+                document = relaxed_json.parse("\n" * (body.at.line - 1) + text)
+            except relaxed_json.JsonSyntaxError as error:
+                if any(f'"{key}"' in text for key in _MEANT) and not (body.expands and _UNTOLD.search(text)):
+                    yield File(file.name, "deepspeed_json", file.text, problems=(error.problem,), inside=True)
+                continue
+            told = not (body.expands and _UNTOLD.search(text))
+            if told and json_kind("", document.value) == "deepspeed_json":
+                positions = MappingProxyType(document.positions)
+                yield File(file.name, "deepspeed_json", file.text, document.value, positions, inside=True)
+
+
+def _filled(body: Heredoc, script: ShellScript) -> str:
+    """The text with the variables in it that the script sets once, to a plain word."""
+    times = Counter(each.name for each in script.assignments)
+    values = {each.name: each.value for each in script.assignments if each.literal and times[each.name] == 1}
+    return _VARIABLE.sub(lambda found: values.get(found[1] or found[2], found[0]), body.text)
+
+
+def _hits(asked: Iterable[Rule], files: FileSet, settings: Settings) -> Iterator[tuple[Rule, Hit]]:
     for each in asked:
         yield from ((each, hit) for hit in islice(each.check(None, files, settings), _MOST_HITS))
 

@@ -9,8 +9,19 @@ from dataclasses import replace
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
+from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, Severity, rule
-from dslaunch.rules.scripts_tree import DDP, Call, Script, function_of, guards, one_rank_guard, scripts
+from dslaunch.rules.scripts_tree import (
+    DDP,
+    FSDP,
+    Call,
+    Script,
+    function_of,
+    guards,
+    on_one_rank,
+    one_rank_guard,
+    scripts,
+)
 from dslaunch.rules.settings import Settings
 
 _DOCS = "PyTorch 2.13 documentation"
@@ -20,7 +31,16 @@ _COLLECTIVES = frozenset({
     "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce",
     "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list",
 })  # fmt: skip
-_OF_ENGINES = frozenset({"save_checkpoint", "load_checkpoint", "save_16bit_model"})
+_OF_ACCELERATE = frozenset(
+    {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}
+)
+_LOOKED_AT = 200
+"""Statements of a function that may end it early."""
+_OF_ENGINES = frozenset({
+    "save_checkpoint", "load_checkpoint", "save_16bit_model", "train_batch", "eval_batch", "backward", "step",
+})  # fmt: skip
+_OF_SHARDS = frozenset({"save_state", "load_state", "get_state_dict"})
+"""What accelerate does on all ranks where each has a part of the model."""
 _SHARED_DATA = re.compile(
     r"DistributedSampler|BatchSampler|split_dataset_by_node|IterableDataset|webdataset|\bwds\b|StreamingDataset"
     r"|distributed_sampler|get_data_parallel|DataLoader2|shard\(|SequentialDistributed"
@@ -115,8 +135,10 @@ def first_device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
         for call in script.calls:
             named = any(isinstance(each, ast.Constant) and each.value == "cuda:0" for each in call.node.args)
             if call.method in ("to", "device") and named and one_rank_guard(call) is None:
-                message = '"cuda:0" is the same GPU in each process of a node: its memory holds all of theirs.'
-                fix = "Use cuda:LOCAL_RANK, or torch.cuda.set_device(LOCAL_RANK) and \"cuda\"."
+                message = (
+                    '"cuda:0" is the same GPU in each process of a node: its memory holds all of theirs.'
+                )
+                fix = 'Use cuda:LOCAL_RANK, or torch.cuda.set_device(LOCAL_RANK) and "cuda".'
                 yield script.hit(call, message, fix)
 
 
@@ -126,7 +148,9 @@ def device_rank(_plan: Plan | None, files: FileSet, settings: Settings) -> Itera
     for script in scripts(files) if settings.nodes != 1 else ():
         for call in script.called("torch.cuda.set_device"):
             if _is_global_rank(script, call.node.args[0] if call.node.args else None):
-                message = "a rank among all as the number of a GPU: invalid device ordinal on the second node."
+                message = (
+                    "a rank among all as the number of a GPU: invalid device ordinal on the second node."
+                )
                 severity: Severity = "error" if settings.nodes else "info"
                 found = script.hit(call, message, 'Use int(os.environ["LOCAL_RANK"]).')
                 yield replace(found, severity=severity)
@@ -154,22 +178,58 @@ def _is_bare(call: Call) -> bool:
 @rule(
     "script.collective-under-rank", severity="hang", raised_by="nobody", evidence=f"{_DOCS}; DeepSpeed#6836"
 )
-def collective(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+def collective(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A collective that one rank calls and the others don't, or the reverse: they wait for ever."""
+    sharded = _is_sharded(plan, files, settings)
     for script in scripts(files):
-        calls = [call for call in script.calls if _is_collective(script, call)]
+        calls = [call for call in script.calls if _is_collective(script, call, sharded=sharded)]
+        reached = {(call.method, function_of(call), _reached_by(call)) for call in calls}
         for call in calls:
-            told = one_rank_guard(call)
+            told = _reached_by(call)
             if told is None or call.keyword("group") is not None:
                 continue
-            where = function_of(call)
-            others = (each for each in calls if each.method == call.method and function_of(each) is where)
-            if not any(one_rank_guard(each) is (not told) for each in others):
+            if (call.method, function_of(call), not told) not in reached:
                 message = f"{call.method} needs every rank, and only some get here: the others wait for ever."
                 yield script.hit(call, message, "Call it on all ranks, outside of the condition.")
 
 
-def _is_collective(script: Script, call: Call) -> bool:
+def _reached_by(call: Call) -> bool | None:
+    """Which ranks reach a call, as in `one_rank_guard`."""
+    told = one_rank_guard(call)
+    return _after_return(call) if told is None else told
+
+
+def _after_return(call: Call) -> bool | None:
+    """Which ranks are left where others return above the call, straight in its function's body."""
+    function = function_of(call)
+    for node in function.body[:_LOOKED_AT] if isinstance(function, ast.FunctionDef) else ():
+        if node.lineno >= call.node.lineno:
+            return None
+        if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Return):
+            gone = on_one_rank(node.test)
+            if gone is not None and call.node.lineno > (node.end_lineno or 0):
+                return not gone
+    return None
+
+
+def _is_sharded(plan: Plan | None, files: FileSet, settings: Settings) -> bool:
+    """Whether the files here say that no rank has the whole model: ZeRO-3, or accelerate's FSDP."""
+    config = one_config(plan, files, settings)
+    if config is not None and config.stage == 3:
+        return True
+    return any(
+        file.get("distributed_type") == "FSDP" or file.get("deepspeed_config", "zero_stage") == 3
+        for file in files.of("accelerate")
+    )
+
+
+def _is_collective(script: Script, call: Call, *, sharded: bool) -> bool:
+    if sharded and (call.name in script.engines or call.method in _OF_SHARDS):
+        return call.name in script.engines or call.owner in script.accelerators
+    if call.method in _OF_ACCELERATE:
+        return call.owner in script.accelerators
+    if call.method == "state_dict":
+        return call.owner in script.sharded
     of_torch = call.owner in ("torch.distributed", "deepspeed.comm") and call.method in _COLLECTIVES
     return of_torch or (call.method in _OF_ENGINES and call.owner in script.engines)
 
@@ -183,7 +243,7 @@ def _is_collective(script: Script, call: Call) -> bool:
 def save(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Every rank writes the same file: it may end up torn."""
     for script in scripts(files):
-        if not script.own_loop or not script.called(DDP) or script.deepspeed:
+        if not script.own_loop or not script.called(DDP, FSDP) or script.deepspeed:
             continue
         for call in script.called("torch.save"):
             if not _guarded(script, call) and not _named_by_rank(call):

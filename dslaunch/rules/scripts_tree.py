@@ -15,6 +15,8 @@ from dslaunch.files.python import PythonScript
 from dslaunch.rules.registry import Hit
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
+FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
+ACCELERATOR = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
 _SAME = {
     "torch.nn.parallel.distributed.DistributedDataParallel": DDP,
     "torch.utils.data.distributed.DistributedSampler": "torch.utils.data.DistributedSampler",
@@ -169,6 +171,15 @@ class Script:
         }  # fmt: skip
 
     @cached_property
+    def bound_at(self) -> Mapping[str, list[int]]:
+        """The lines in which each name is bound."""
+        found: dict[str, list[int]] = {}
+        for node in ast.walk(self.python.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.setdefault(node.id, []).append(node.lineno)
+        return found
+
+    @cached_property
     def functions(self) -> Mapping[str, ast.FunctionDef]:
         """The functions of the file, by name."""
         nodes = ast.walk(self.python.tree)
@@ -195,6 +206,16 @@ class Script:
     def engines(self) -> set[str]:
         """Names that hold what deepspeed.initialize returns first."""
         return self.assigned("deepspeed.initialize", first=True)
+
+    @cached_property
+    def accelerators(self) -> set[str]:
+        """Names that hold an Accelerator."""
+        return {name for each in ACCELERATOR for name in self.assigned(each)}
+
+    @cached_property
+    def sharded(self) -> set[str]:
+        """Names that hold a model wrapped in FSDP."""
+        return self.assigned(FSDP)
 
     @cached_property
     def deepspeed(self) -> list[Call]:
@@ -265,10 +286,19 @@ def _is_rank(node: ast.expr) -> bool:
 def one_rank_guard(call: Call) -> bool | None:
     """True: only the first rank gets to the call; False: all but it; None: no such condition is around it."""
     for node, first_branch in guards(call):
-        told = on_one_rank(node.test)
-        if told is not None:
-            return told if first_branch else not told
+        for told in map(on_one_rank, _parts(node, call) if first_branch else [node.test]):
+            if told is not None:
+                return told if first_branch else not told
     return None
+
+
+def _parts(node: ast.If | ast.IfExp, call: Call) -> list[ast.expr]:
+    """What has to hold for a call in the first branch; the test alone where the other branch calls the same."""
+    others = [each for part in node.orelse for each in ast.walk(part)] if isinstance(node, ast.If) else []
+    names = (ast.unparse(each) for each in others if isinstance(each, ast.Attribute | ast.Name))
+    same = any(name.rpartition(".")[2] == call.method for name in names)
+    joined = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And) and not same
+    return node.test.values if isinstance(node.test, ast.BoolOp) and joined else [node.test]
 
 
 def is_none(node: ast.expr) -> bool:

@@ -72,6 +72,8 @@ _RESOURCE = r"[A-Za-z][\w/.-]*(?::[\w.-]+){0,2}"
 _GRES = re.compile(rf"{_RESOURCE}(?:,{_RESOURCE})*")
 _MAILS = "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(?:_(?:50|80|90))?|ARRAY_TASKS"
 _SIGNALS = "HUP|INT|QUIT|ABRT|KILL|ALRM|TERM|USR1|USR2|URG|CONT|STOP|TSTP|TTIN|TTOU"
+_JOB = r"\d+(?:_(?:\d+|\*))?(?:\+\d+)?"
+_AFTER = rf"(?:after(?:any|ok|notok|corr|burstbuffer)?:)?{_JOB}(?::{_JOB})*"
 _SPREAD = r"block|cyclic|fcyclic|arbitrary|plane(?:=\d+)?|\*"
 _WHEN = re.compile(
     r"now(?:[+-].*)?|today|tomorrow|midnight|noon|fika|teatime|elevenses|uts\d+|\d.*", re.IGNORECASE
@@ -99,6 +101,10 @@ FORMS = {
     ),
     "--signal": (
         re.compile(rf"(?:[RB]+:)?(?:\d+|(?:SIG)?(?:{_SIGNALS}))(?:@\d+)?", re.IGNORECASE), "B:NAME@SECONDS",
+    ),
+    "--dependency": (
+        re.compile(rf"(?:{_AFTER}|singleton)(?:[,?](?:{_AFTER}|singleton))*", re.IGNORECASE),
+        "such as afterok:123, afterany:1:2 or singleton",
     ),
     "--begin": (_WHEN, _WHEN_WORDS),
     "--deadline": (_WHEN, _WHEN_WORDS),

@@ -19,8 +19,11 @@ _RAN = "SLURM 22.05, run"
 _PER_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|NODEID|LOCALID|TASK_PID)\b")
 _TASKS = ("--ntasks", "-n", "--ntasks-per-node", "--nodes", "-N")
 _RANKS = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK"})
+_OF_NODE = frozenset({"LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
+_AMONG_ALL = re.compile(r"[\"']?\\?\$\{?SLURM_PROCID\}?[\"']?")
 _LOCAL = re.compile(r"localhost|127\.0\.0\.1|0\.0\.0\.0")
 _OWN_NAME = re.compile(r"\$\(hostname\b.*|\$HOSTNAME|\$\{HOSTNAME\}|\$SLURMD_NODENAME|`hostname`")
+_HOSTNAMES = re.compile(r"""MASTER_ADDR="?(?:\$\(|`)scontrol\s+show\s+hostnames?\b[^|)`]*[)`]""")
 _FIX_INNER = (
     "Let each task fill it in: srun bash -c '...' in single quotes (or \\$ in double ones), or a script that "
     "srun starts."
@@ -42,7 +45,9 @@ def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             srun = command.launcher("srun")
             several = srun is not None and not (alone and not srun.options.has(*_TASKS))
             for text, at in words if several else ():
-                message = f"{text} is filled in on the first node, before srun starts: every task gets the same."
+                message = (
+                    f"{text} is filled in on the first node, before srun starts: every task gets the same."
+                )
                 if _numbers_nodes(command):
                     message += " The rendezvous numbers the nodes by itself, and doesn't read it."
                     yield Hit(job.file.name, at, message, "Leave it out.", severity="info")
@@ -94,6 +99,22 @@ def _offset(text: str, at: Position) -> int:
     return sum(len(line) for line in lines[: at.line - 1]) + at.column - 1
 
 
+@rule(
+    "slurm.local-rank", severity="error", raised_by="torch",
+    evidence="the manual page of srun, SLURM 22.05: SLURM_LOCALID",
+)  # fmt: skip
+def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """The number among all tasks taken for the one on the node: from the second node on there is no such GPU."""
+    for job in jobs(files):
+        for each in job.script.assignments if job.nodes is not None and job.nodes > 1 else ():
+            if each.name in _OF_NODE and _AMONG_ALL.fullmatch(each.value) and job.tasks_per_node != 1:
+                message = (
+                    f"{each.name}={each.value} counts on over {job.nodes} nodes, and the GPUs of each begin at "
+                    "0: the second has none of that number."
+                )
+                yield Hit(job.file.name, each.at, message, f"Write {each.name}=$SLURM_LOCALID.")
+
+
 def _at_top(job: Job) -> Iterator[Assignment]:
     """Assignments that the batch script's own shell makes: words of their own, outside of quotes and heredocs."""
     text = job.file.text
@@ -116,7 +137,7 @@ def master_address(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
     for job in jobs(files):
         if job.nodes is None or job.nodes < 2:
             continue
-        top = {each.at for each in _at_top(job)}
+        top, lines = {each.at for each in _at_top(job)}, job.file.text.splitlines()
         for each in job.script.assignments:
             if each.name != "MASTER_ADDR":
                 continue
@@ -125,6 +146,10 @@ def master_address(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
                 message = f"MASTER_ADDR={each.value} names each node itself, on {job.nodes} nodes."
                 fix = 'Set it once: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1).'
                 yield Hit(job.file.name, each.at, message, fix)
+            elif _HOSTNAMES.match(lines[each.at.line - 1], each.at.column - 1):
+                message = f"MASTER_ADDR holds the names of all {job.nodes} nodes, one a line: no address."
+                fix = 'Take the first: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1.'
+                yield Hit(job.file.name, each.at, message, fix, severity="error")
 
 
 def _inner(job: Job, each: Assignment) -> bool:

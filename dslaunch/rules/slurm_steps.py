@@ -179,6 +179,14 @@ def gpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
                     message,
                     f"Ask for {count} GPUs a node, or start {has} processes.",
                 )
+            total, nodes = job.number("--gpus"), job.nodes
+            if has is None and total is not None and nodes and count * nodes > total:
+                message = (
+                    f"{count} processes on each of {nodes} nodes, and the job asks for {total} GPUs in all: "
+                    "invalid device ordinal."
+                )
+                fix = f"Use --gpus-per-node={count}: --gpus counts those of all nodes."
+                yield Hit(job.file.name, starter.at, message, fix)
 
 
 def _processes(options: Arguments) -> int | None:

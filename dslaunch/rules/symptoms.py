@@ -96,8 +96,9 @@ def matching(text: str) -> list[Symptom]:
     """The symptoms that the text shows, the surest first: the longest message, then the most words."""
     text = text[-_MAX_TEXT:]
     plain = _normal(text)
-    lines = {_words(line) for line in text.lower().splitlines()[-_MOST_LINES:]}
-    scored = [(_score(symptom, text, plain, lines), symptom) for symptom in symptoms()]
+    lower = text.lower()
+    lines = {_words(line) for line in lower.splitlines()[-_MOST_LINES:]}
+    scored = [(_score(symptom, lower, plain, lines), symptom) for symptom in symptoms()]
     found = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: -pair[0])
     return [symptom for _, symptom in found]
 
@@ -121,10 +122,19 @@ def _words(line: str) -> frozenset[str]:
     return typed | stems | {_DIGITS.sub("#", word) for word in typed if "_" in word}
 
 
-def _score(symptom: Symptom, text: str, plain: str, lines: set[frozenset[str]]) -> float:
+def _score(symptom: Symptom, lower: str, plain: str, lines: set[frozenset[str]]) -> float:
     """Characters of the longest message that stands in the text; a row of words counts less than any message."""
-    messages = [weight for weight, pattern in _patterns(symptom) if pattern.search(plain)]
-    messages += [2 * len(exact) for exact in symptom.exact if _exactly(exact).search(text)]
+    # Whether a word stands in a long text is told many times faster than whether a pattern does.
+    messages = [
+        sum(map(len, parts))
+        for parts, pattern in _patterns(symptom)
+        if all(part in plain for part in parts) and pattern.search(plain)
+    ]
+    messages += [
+        2 * len(exact)
+        for exact in symptom.exact
+        if all(word in lower for word in exact.lower().split()) and _exactly(exact.lower()).search(lower)
+    ]
     rows = [len(row) for row in symptom.words for words in lines if all(part & words for part in row)]
     return max(messages, default=0) * (1 if symptom.follows else 10) + max(rows, default=0)
 
@@ -132,19 +142,19 @@ def _score(symptom: Symptom, text: str, plain: str, lines: set[frozenset[str]]) 
 @cache
 def _exactly(text: str) -> re.Pattern[str]:
     words = r"\s+".join(re.escape(word) for word in text.split())
-    return re.compile(rf"(?<!\w){words}(?!\w)", re.IGNORECASE)
+    return re.compile(rf"(?<!\w){words}(?!\w)")
 
 
 @cache
-def _patterns(symptom: Symptom) -> tuple[tuple[int, re.Pattern[str]], ...]:
-    """Of each message, its fixed characters and what finds it in a text that went through `_normal`."""
+def _patterns(symptom: Symptom) -> tuple[tuple[Sequence[str], re.Pattern[str]], ...]:
+    """Of each message, its fixed parts and what finds it in a text that went through `_normal`."""
     return tuple(_pattern(message) for message in symptom.messages)
 
 
-def _pattern(message: str) -> tuple[int, re.Pattern[str]]:
+def _pattern(message: str) -> tuple[Sequence[str], re.Pattern[str]]:
     parts = [part.strip() for part in re.split(r" #(?: #)* ", _normal(message)) if part.strip()]
     joined = rf"(?: \S+){{0,{_MOST_VARIABLE}}}? ".join(re.escape(part) for part in parts)
-    return sum(map(len, parts)), re.compile(f" {joined} ")
+    return parts, re.compile(f" {joined} ")
 
 
 def _normal(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What torch's optimizers and schedules take, and DeepSpeed's schedules: each argument with its type and range.
+"""What torch's and DeepSpeed's optimizers and schedules take: each argument with its type and range.
 
 torch 2.13, DeepSpeed 0.19.8. A test hands each of them a row of values, and compares.
 """
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dslaunch.errors import listed
 
-Kind = Literal["any", "number", "float", "whole", "pair", "rate", "choice", "items", "nothing"]
+Kind = Literal["any", "number", "switch", "float", "whole", "pair", "rate", "choice", "items", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,12 @@ class Argument:
         ]  # fmt: skip
         limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
         kind = f"{_WORDS[self.kind]} {limits}".rstrip() + ("" if self.zero else " other than 0")
-        return f"{kind} or null" if self.null and self.kind != "nothing" else kind
+        return f"{kind} or null" if self.null and self.kind not in ("nothing", "switch") else kind
 
 
 _WORDS = {
-    "any": "anything", "number": "a number", "float": "a number with a decimal point", "whole": "a whole number",
+    "any": "anything", "number": "a number", "switch": "true or false",
+    "float": "a number with a decimal point", "whole": "a whole number",
     "pair": "a list of two numbers", "rate": "a number", "items": "a list", "nothing": "null",
 }  # fmt: skip
 _ANY, _NUMBER, _RATE = Argument("any"), Argument("number"), Argument("rate")
@@ -121,6 +122,30 @@ OPTIMIZERS: Mapping[str, Mapping[str, Argument]] = {
     },
 }  # fmt: skip
 """torch.optim's that DeepSpeed can step."""
+
+_NUMBERS = Argument("pair")
+_SWITCH = Argument("switch", null=True)
+"""What pybind11 takes for a bool: no text, no list."""
+_FUSED = {"lr": _NUMBER, "betas": _NUMBERS, "weight_decay": _NUMBER}
+_FUSED_ADAM = {**_FUSED, "eps": _NUMBER, "amsgrad": _ANY}
+
+OWN_OPTIMIZERS: Mapping[str, Mapping[str, Argument]] = {
+    "FusedAdam": {**_FUSED_ADAM, "bias_correction": _ANY, "set_grad_none": _ANY, "adam_w_mode": _ANY},
+    "DeepSpeedCPUAdam": {
+        **_FUSED_ADAM, "bias_correction": _SWITCH, "adamw_mode": _SWITCH, "fp32_optimizer_states": _ANY,
+    },
+    "DeepSpeedCPUAdagrad": {
+        "lr": _NUMBER, "eps": _NUMBER, "weight_decay": _NUMBER, "amsgrad": _ANY, "fp32_optimizer_states": _ANY,
+    },
+    "DeepSpeedCPULion": {**_FUSED, "fp32_optimizer_states": _ANY},
+    "FusedLion": {**_FUSED, "set_grad_none": _ANY},
+    "FusedLamb": {
+        **_FUSED_ADAM, "bias_correction": _ANY, "eps_inside_sqrt": _ANY, "max_coeff": _NUMBER,
+        "min_coeff": _NUMBER,
+    },
+}  # fmt: skip
+"""DeepSpeed's own, which compute in C++ with any number and check no range. FusedLion and FusedLamb run on GPUs
+alone: verified by reading (deepspeed/ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/csrc)."""
 
 _TORCH_LAST = {"last_epoch": Argument("choice", choices=(-1,))}
 """torch takes a later one only with rates of a checkpoint, and those are loaded after the schedule is made."""

@@ -10,6 +10,14 @@ from dslaunch.rules.values import shown
 
 _CONFIG = "deepspeed/runtime/data_pipeline/config.py 0.19.8, run"
 _SAMPLING, _ROUTING = "data_efficiency.data_sampling", "data_efficiency.data_routing"
+_METRIC_NEEDS = ("min_difficulty", "max_difficulty", "schedule_type", "difficulty_type", "clustering_type")
+_SCHEDULES = {
+    "fixed_discrete": ("difficulty", "max_step"),
+    "fixed_root": ("total_curriculum_step", "difficulty_step", "root_degree"),
+    "fixed_linear": ("total_curriculum_step", "difficulty_step"),
+    "custom": (),
+}
+"""What each schedule's `schedule_config` must hold."""
 _LTD_NEEDS = (
     "total_layer_num", "random_ltd_layer_num", "random_ltd_schedule", "random_ltd_schedule.min_value",
     "random_ltd_schedule.max_value", "random_ltd_schedule.schedule_type", "random_ltd_schedule.schedule_config",
@@ -26,6 +34,41 @@ def sampling(config: Config) -> Iterator[Hit]:
             yield config.hit(
                 key, f"{name} is enabled without {need}: DeepSpeed asserts that it is there.", f"Give {need}."
             )
+
+
+@config_rule(
+    "data.curriculum", severity="error",
+    evidence="deepspeed/runtime/data_pipeline/curriculum_scheduler.py, data_sampling/data_sampler.py 0.19.8, run",
+)  # fmt: skip
+def curriculum(config: Config) -> Iterator[Hit]:
+    """A metric of the curriculum without what its schedule needs."""
+    key = f"{_SAMPLING}.curriculum_learning"
+    metrics = config.get(f"{key}.curriculum_metrics")
+    enabled = config.get(f"{key}.enabled") and config.get("data_efficiency.enabled")
+    if not enabled or not isinstance(metrics, dict):
+        return
+    for name, metric in metrics.items():
+        at = f"{key}.curriculum_metrics.{name}"
+        if not isinstance(metric, dict) or "." in name:
+            continue
+        kind, details = metric.get("schedule_type"), metric.get("schedule_config")
+        missing = [need for need in _METRIC_NEEDS if need not in metric]
+        if "schedule_type" in metric and kind not in _SCHEDULES:
+            message = f"schedule_type is {shown(kind)}: RuntimeError, Unsupported curriculum schedule type."
+            yield config.hit(f"{at}.schedule_type", message, f"Write one of {', '.join(_SCHEDULES)}.")
+            continue
+        held = details if isinstance(details, dict) else {}
+        missing += [f"schedule_config.{need}" for need in _SCHEDULES.get(str(kind), ()) if need not in held]
+        if missing:
+            message = f"{name} has no {', '.join(missing)}: making the sampler of training_data fails."
+            yield config.hit(at, message, f"Give {', '.join(missing)}.")
+        steps, levels = held.get("max_step"), held.get("difficulty")
+        if kind != "fixed_discrete" or not isinstance(steps, list) or not isinstance(levels, list):
+            continue
+        if not steps or len(levels) != len(steps) + 1:
+            message = f"difficulty has {len(levels)} values and max_step {len(steps)}: AssertionError."
+            fix = "Give two difficulties or more, and max_step for all but the last."
+            yield config.hit(f"{at}.schedule_config", message, fix)
 
 
 @config_rule(

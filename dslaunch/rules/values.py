@@ -60,6 +60,8 @@ def effect_of_type(entry: Entry, key: Key) -> tuple[Severity | None, RaisedBy | 
         return None, None, "refuses the file (ValidationError)"
     if entry.unread:
         return "wrong", "nobody", f"doesn't look at it without {key.beside}"
+    if _is_passed_over(key, entry.value):
+        return "wrong", "nobody", "passes over it"
     if key.type == "section" or (key.wrong == "rejected" and not _computes(key, entry.value)):
         return None, None, "fails at start-up (TypeError or AttributeError)"
     if key.wrong == "later" and not _computes(key, entry.value):
@@ -137,6 +139,13 @@ def _is(kind: str, value: Any) -> bool:
     if kind == "float":
         return isinstance(value, int | float) and not isinstance(value, bool)
     return coerces(kind, value)
+
+
+def _is_passed_over(key: Key, value: Any) -> bool:
+    """Whether DeepSpeed finds nothing to read where a section should stand, and goes on."""
+    if key.empty and not value:
+        return True
+    return bool(key.asked) and isinstance(value, str | list) and key.asked not in value
 
 
 def _computes(key: Key, value: Any) -> bool:

@@ -46,9 +46,37 @@ def reduce_scatter(config: Config) -> Iterator[Hit]:
     why = f"at ZeRO stage {config.stage} with reduce_scatter (true unless given): DeepSpeed asserts."
     if config.get("prescale_gradients") is True:
         yield config.hit("prescale_gradients", f"prescale_gradients {why}", fix)
-    factor = config.number("gradient_predivide_factor")
+    factor = _factor(config)
     if factor is not None and factor != 1:
         yield config.hit("gradient_predivide_factor", f"gradient_predivide_factor {factor:g} {why}", fix)
+
+
+@config_rule(
+    "zero.predivide", severity="error", raised_by="deepspeed.initialize",
+    evidence=f"deepspeed/runtime/engine.py allreduce_bucket 0.19.8, run; {_ONE_TWO}",
+)  # fmt: skip
+def predivide(config: Config) -> Iterator[Hit]:
+    """gradient_predivide_factor 0, by which gradients are divided before they are reduced."""
+    sums = str(config.get("gradient_allreduce_op")).lower() == "sum"
+    divided = config.stage == 0 or (config.stage in (1, 2) and config.off(f"{ZERO}.reduce_scatter"))
+    if _factor(config) == 0 and divided and not sums and not config.get("prescale_gradients"):
+        message = "gradient_predivide_factor 0: gradients are divided by it in the first step, ZeroDivisionError."
+        yield config.hit("gradient_predivide_factor", message, "Leave it out: 1.0 divides nothing.")
+
+
+def reads_factor(config: Config) -> bool:
+    """Whether gradient_predivide_factor is read: not at stage 1 that scatters, nor with prescale_gradients."""
+    scatters = not config.off(f"{ZERO}.reduce_scatter")
+    compared = config.stage in (2, 3) and scatters
+    if config.stage is None:
+        return False
+    return compared or not (config.get("prescale_gradients") or (config.stage == 1 and scatters))
+
+
+def _factor(config: Config) -> float | None:
+    """gradient_predivide_factor, of which false counts as 0 and true as 1."""
+    value = config.get("gradient_predivide_factor")
+    return float(value) if isinstance(value, bool) else config.number("gradient_predivide_factor")
 
 
 @config_rule(

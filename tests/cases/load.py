@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from dslaunch.planfile import (
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings
 
 FOLDER = Path(__file__).parent
+_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,14 @@ class Case:
         return FileSet(files)
 
 
-def all_cases() -> list[Case]:
+@cache
+def all_cases() -> Sequence[Case]:
     return [case for path in sorted(FOLDER.glob("*.yaml")) for case in read_cases(path)]
 
 
 def read_cases(path: Path) -> list[Case]:
     """The cases of one file, of the rule that the file is called after."""
-    return [read_case(path.stem, raw) for raw in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    return [read_case(path.stem, raw) for raw in yaml.load(path.read_bytes(), _LOADER)]
 
 
 def read_case(rule: str, raw: dict[str, Any]) -> Case:

@@ -19,6 +19,7 @@ from typing import Any
 
 WORLD = 8
 ENVIRONMENT = {
+    "CROSS_RANK": "0", "CROSS_SIZE": "1",
     "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0", "LOCAL_SIZE": "4",
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": str(WORLD),
 }  # fmt: skip

@@ -44,6 +44,12 @@ OPTIONS = (
     "--save-retain-interval 15", "--disable-gloo-process-groups", "--load-main-params-from-ckpt",
     "--no-load-optim",
     "--non-persistent-ckpt-type local", "--non-persistent-ckpt-type global",
+    "--non-persistent-ckpt-type in_memory",
+    "--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir ram",
+    "--replication", "--replication-jump 2", "--replication --replication-jump 2",
+    "--save out --save-interval 0", "--use-legacy-models",
+    "--use-legacy-models --ckpt-format torch", "--dist-ckpt-optim-fully-reshardable", "--async-save",
+    "--disable-gloo-process-groups --distrib-optim-fully-reshardable-mem-efficient --use-distributed-optimizer",
     # experts
     "--num-experts 8", "--num-experts 8 --disable-bias-linear", "--num-experts 8 --disable-bias-linear",
     "--num-experts 6 --expert-tensor-parallel-size 1", "--disable-bias-linear", "--moe-grouped-gemm",

@@ -24,7 +24,7 @@ import warnings
 from typing import Any
 from unittest.mock import MagicMock
 
-_ABSENT = ("triton", "wandb", "one_logger_utils")
+_ABSENT = ("triton", "wandb", "one_logger_utils", "nvidia_resiliency_ext")
 _OF_TRAINING = (
     "get_args", "get_timers", "get_adlr_autoresume", "get_tensorboard_writer", "get_wandb_writer",
     "get_one_logger", "get_signal_handler", "get_energy_monitor", "get_tokenizer", "print_rank_0",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import random
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from dslaunch.rules.settings import Settings  # noqa: E402
 EXAMPLES = int(os.environ.get("DSLAUNCH_EXAMPLES", "600"))
 SEED = int(os.environ.get("DSLAUNCH_SEED", "5"))
 OF_COMMANDS = ("accelerate.option", "accelerate.together")
+STARTS = ("accelerate.key", "accelerate.start", "accelerate.value")
 OF_FILES = ("accelerate.key", "accelerate.fsdp", "accelerate.value")
 
 
@@ -170,3 +173,87 @@ def test_configurations_of_fsdp_are_judged_as_accelerate_judges_them(
         seen[raised is not None] += 1
     print(f"{sum(seen)} configurations of FSDP: {seen[0]} taken, {seen[1]} refused by both")
     assert min(seen) > EXAMPLES // 20
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "MULTI_GPU": {}, "NO": {"num_processes": 1}, "XLA": {}, "MULTI_CPU": {"use_cpu": True},
+    "DEEPSPEED": {"deepspeed_config": {"zero_stage": 2}},
+}  # fmt: skip
+KEYS = (
+    "num_processes", "num_machines", "machine_rank", "main_process_port", "main_process_ip", "same_network",
+    "gpu_ids", "mixed_precision", "use_cpu", "debug", "enable_cpu_affinity", "downcast_bf16", "tpu_use_cluster",
+    "main_training_function", "dynamo_backend", "compute_environment", "mpirun_hostfile", "dynamo_mode",
+)  # fmt: skip
+ODD: list[Any] = [
+    None, True, False, 0, 1, 2, 70000, "2", "x", "", [], ["a"], "max-autotune", "max_autotune", "main",
+]  # fmt: skip
+ERRORS = (AssertionError, AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
+
+
+def begun(path: Path, monkeypatch: pytest.MonkeyPatch) -> Exception | None:
+    """What accelerate raises on the way from its file to the environment of the processes."""
+    import torch
+    from accelerate.commands import launch
+    from accelerate.utils import TorchDynamoPlugin
+    from accelerate.utils import launch as prepare
+    from torch.distributed import run
+
+    given = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    with monkeypatch.context() as patch:
+        try:
+            arguments, defaults, _ = launch._validate_launch_command(given)
+            if arguments.tpu:
+                prepare.prepare_tpu(arguments, {})
+                getattr(SimpleNamespace(), arguments.main_training_function, None)  # as in the script
+                return None
+            if arguments.use_deepspeed:
+                arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+                environment = prepare.prepare_deepspeed_cmd_env(arguments)[1]
+            elif arguments.multi_gpu:
+                environment = prepare.prepare_multi_gpu_env(arguments)
+            if arguments.use_deepspeed or arguments.multi_gpu:
+                script = ["--training_script", "train.py", "--training_script_args", ""]
+                run.config_from_args(launch._filter_args(arguments, run.get_args_parser(), script))
+            else:
+                command, environment = prepare.prepare_simple_launcher_cmd_env(arguments)
+                for text in (*command, *environment.values()):
+                    os.fsencode(text)  # as a process is given it
+            for name, value in environment.items():
+                patch.setenv(name, str(value))
+            plugin = TorchDynamoPlugin()
+            if plugin.backend != "NO" and not arguments.use_deepspeed:
+                torch.compile(torch.nn.Linear(2, 2), **plugin.to_kwargs())
+        except ERRORS as error:
+            return error
+    return None
+
+
+def test_configurations_are_judged_as_each_launcher_judges_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, seen = random.Random(SEED), [0, 0]
+    monkeypatch.setattr(importlib.import_module("accelerate.utils.launch"), "_get_mpirun_args", lambda: MPIRUN)
+    path = tmp_path / "accelerate.yaml"
+    for _ in range(EXAMPLES // 2):
+        kind, key, value = chance.choice(sorted(KINDS)), chance.choice(KEYS), chance.choice(ODD)
+        common = {"compute_environment": "LOCAL_MACHINE", "num_machines": 1, "num_processes": 8}
+        config = {"distributed_type": kind, **common, **KINDS[kind]}
+        if key == "mpirun_hostfile":
+            config["mpirun_config"] = {key: value}
+        elif key == "dynamo_mode":
+            config["dynamo_config"] = {"dynamo_backend": chance.choice(["INDUCTOR", "EAGER", "NO"]), key: value}
+        else:
+            config[key] = value
+        if key == "num_machines" and value == 70000:  # they wait for each other, which isn't seen here
+            continue
+        text = yaml.safe_dump(config, sort_keys=False)
+        path.write_text(text, encoding="utf-8")
+        raised, said = begun(path, monkeypatch), found({"accelerate.yaml": text}, STARTS)
+        assert bool(said) == (raised is not None), (text, raised, said)
+        seen[raised is not None] += 1
+    print(f"{sum(seen)} configurations by launcher: {seen[0]} taken, {seen[1]} refused by both")
+    assert min(seen) > EXAMPLES // 20
+
+
+MPIRUN = ("mpirun", "--hostfile", "-n", "--npernode", "--bind-to")
+"""Open MPI's words, whether or not it is installed here."""

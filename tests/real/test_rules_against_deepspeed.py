@@ -35,8 +35,6 @@ PROBES: list[Any] = [
 ]  # fmt: skip
 
 UNMODELLED: dict[str, Callable[[Any], bool]] = {
-    "timers": lambda value: not isinstance(value, dict),
-    "expert_parallel": lambda value: not value,
     "vocabulary_size": lambda value: value in ([], {}),
     "torch_autocast.lower_precision_safe_modules": lambda value: isinstance(value, str | dict),
     "data_efficiency.data_sampling.curriculum_learning": lambda value: value == {"enabled": True},

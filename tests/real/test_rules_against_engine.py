@@ -15,6 +15,7 @@ from tests.real.parts import need
 
 need("torch", "deepspeed")
 
+from dslaunch.engines.deepspeed_keys import table  # noqa: E402
 from dslaunch.files.fileset import read_fileset  # noqa: E402
 from dslaunch.rules.checking import hits  # noqa: E402
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings  # noqa: E402
@@ -106,6 +107,43 @@ def test_cases_are_judged_as_the_engine_judges_them(engine: Engine) -> None:
     print(f"{len(cases)} cases, {len(wrong)} disagreements")
     assert wrong == []
     assert len(cases) > 150
+
+
+IN_PLACE = ["x", [], None, {}, "", ["a"], 0, 5, False, True, "auto", 1.5]
+"""What somebody may write where a section belongs."""
+
+
+def in_place(values: list[Any]) -> Iterator[dict[str, Any]]:
+    """Each section of the key table with one of these values in its place, in a configuration that runs."""
+    for path, section in table().sections.items():
+        for name in (name for name, key in section.keys.items() if key.type in ("section", "dict")):
+            for value in values:
+                config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "optimizer": dict(_ADAM)}
+                holder = config
+                for part in filter(None, path.split(".")):
+                    holder = holder.setdefault(part, {})
+                if path.startswith("zero_optimization"):
+                    config["zero_optimization"]["stage"] = 3 if "offload" in path else 1
+                if path.startswith("data_efficiency"):
+                    holder.setdefault("enabled", True)
+                holder[name] = value
+                yield config
+
+
+@pytest.mark.parametrize(
+    "values", [IN_PLACE[:3], pytest.param(IN_PLACE[3:], marks=pytest.mark.slow)], ids=["some", "others"]
+)
+def test_values_in_place_of_sections_are_judged_as_the_engine_judges_them(
+    engine: Engine, values: list[Any]
+) -> None:
+    wrong, count = [], 0
+    for count, config in enumerate(in_place(values), 1):  # noqa: B007
+        raised, ours = engine.raises(config, 1), refused(config, Settings(world_size=WORLD, huggingface=False))
+        if bool(ours) != (raised is not None):
+            wrong.append(f"{config}: DeepSpeed {raised}, dslaunch {ours}")
+    print(f"{count} values in place of sections, {len(wrong)} disagreements")
+    assert wrong == []
+    assert count > 100
 
 
 def some(**keys: Any) -> st.SearchStrategy[dict[str, Any]]:

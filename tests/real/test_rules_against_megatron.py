@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +20,7 @@ from dslaunch.rules.registry import rules
 from dslaunch.rules.settings import Settings
 from tests.cases.load import Case, all_cases
 from tests.real.agreeing import Judged, agree
+from tests.real.megatron_judge import judging
 from tests.real.megatron_lines import COMMON, Line, lines
 from tests.real.parts import need
 
@@ -31,7 +28,7 @@ CHECKOUT = os.environ.get("DSLAUNCH_MEGATRON_LM", "")
 """Folder of a checkout of NVIDIA/Megatron-LM at a tag core_vVERSION: its own parser then judges too."""
 _LATER = frozenset({
     "megatron.microbatches", "megatron.expert-grid", "megatron.expert-sequence-parallel", "megatron.tokenizer",
-    "megatron.schedule", "megatron.sources",
+    "megatron.saving", "megatron.schedule", "megatron.sources",
 })  # fmt: skip
 """What Megatron says after its arguments are validated."""
 
@@ -244,25 +241,8 @@ def checkout() -> Iterator[Callable[[Line], dict[str, Any]]]:
     """Megatron-LM's own parse_args, validate_args and configuration, in a process of their own."""
     if not CHECKOUT:
         pytest.skip("DSLAUNCH_MEGATRON_LM names no checkout of Megatron-LM")
-    worker = Path(__file__).with_name("megatron_worker.py")
-    with subprocess.Popen(
-        [sys.executable, str(worker), CHECKOUT],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == "ready"
-
-        def judge(line: Line) -> dict[str, Any]:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            job = {"world": line.world, "argv": line.words, "environ": dict(line.environ)}
-            process.stdin.write(json.dumps(job) + "\n")
-            found: dict[str, Any] = json.loads(process.stdout.readline())
-            return found
-
+    with judging("megatron_worker.py", CHECKOUT) as judge:
         yield judge
-        process.stdin.close()
 
 
 def test_command_lines_are_judged_as_megatron_judges_them(checkout: Callable[[Line], dict[str, Any]]) -> None:

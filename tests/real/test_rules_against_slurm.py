@@ -47,6 +47,8 @@ FORMS = (
     "--gpus-per-task=1", "--gpus-per-task=1 --ntasks=8", "--gpus-per-task=1 --nodes=1", "--ntasks-per-gpu=1",
     "--ntasks-per-gpu=1 --gres=gpu:8", "--gpus-per-socket=1", "--gpus-per-socket=1 --sockets-per-node=2",
     "--mem-per-gpu=4G", "--mem-per-gpu=4G --gpus=1", "--cpus-per-task=2 --cpus-per-gpu=2 --gpus=1",
+    "--dependency=afterokay:1", "--dependency=afterok:1", "--dependency=after:1+5", "--dependency=afterok",
+    "--dependency=singleton", "--dependency=afterok:1,afterany:2", "--dependency=1", "--dependency=after:abc",
     "--gpus=4 --nodes=8", "--nodes=4-2", "--ntasks=0", "--cpus-per-task=0", "--ntasks-per-node=0",
 )  # fmt: skip
 """Lines in the forms that people write, each shown to sbatch alone."""
@@ -65,7 +67,7 @@ def refused_by_sbatch(slurm: SlurmCluster, folder: Path, text: str) -> str:
     script.write_bytes(text.encode())
     done = subprocess.run(
         ["sbatch", "--test-only", str(script)], env=slurm.environ, cwd=folder, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=180, check=False,
     )  # fmt: skip
     of_the_site = any(text in done.stderr for text in _OF_THE_SITE)
     return done.stderr.strip() if done.returncode and not of_the_site else ""
@@ -100,7 +102,7 @@ def test_forms_are_judged_as_sbatch_judges_them(slurm: SlurmCluster, tmp_path: P
 @pytest.mark.parametrize(("option", "refused"), [("--ntasks-per-nodes=8", True), ("--cpus-per-ta=1", False)])
 def test_a_misspelt_option_of_srun_is_refused(slurm: SlurmCluster, option: str, refused: bool) -> None:
     done = subprocess.run(
-        ["srun", "--immediate=5", option, "true"], env=slurm.environ, capture_output=True, text=True, timeout=60,
+        ["srun", "--immediate=5", option, "true"], env=slurm.environ, capture_output=True, text=True, timeout=180,
         check=False,
     )  # fmt: skip
     assert ("unrecognized option" in done.stderr) == refused, done.stderr
@@ -115,7 +117,7 @@ def test_a_step_has_no_more_tasks_than_its_job_has_cpus(
     """What `launcher.slurm-allocation` says of the srun of deepspeed --launcher slurm."""
     done = subprocess.run(
         ["salloc", "--nodes=2", f"--ntasks-per-node={each}", "srun", "-n", "16", "--immediate=5", "true"],
-        env=slurm.environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        env=slurm.environ, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert ("More processors requested than permitted" in done.stderr) == refused, done.stderr
     assert bool(done.returncode) == refused, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dslaunch.rules.torch_arguments import OPTIMIZERS, SCHEDULES, TORCH_SCHEDULES, Argument
+from dslaunch.rules.torch_arguments import OPTIMIZERS, OWN_OPTIMIZERS, SCHEDULES, TORCH_SCHEDULES, Argument
 from tests.real.parts import need
 
 VALUES: list[Any] = [
@@ -51,6 +52,26 @@ def test_the_table_takes_what_the_class_takes(name: str) -> None:
     assert not _compared(name, arguments)
 
 
+@pytest.mark.parametrize("name", sorted(OWN_OPTIMIZERS))
+def test_the_table_has_the_arguments_of_deepspeeds_own_class(name: str) -> None:
+    need("deepspeed")
+    unnamed = {"model_params"} | ({"max_grad_norm"} if name == "FusedLamb" else set())
+    assert _keywords(_class(name)) - unnamed == set(OWN_OPTIMIZERS[name])
+
+
+@pytest.mark.slow  # each operator is compiled first
+@pytest.mark.parametrize("name", ["DeepSpeedCPUAdam", "DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedAdam"])
+def test_the_table_takes_what_deepspeeds_own_class_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("deepspeed")
+    import cpuinfo
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() != "cpu":
+        pytest.skip("the classes would compile for this machine's accelerator")
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", functools.cache(cpuinfo.get_cpu_info))
+    assert not _compared(name, OWN_OPTIMIZERS[name])
+
+
 def _compared(name: str, arguments: Mapping[str, Argument]) -> list[str]:
     wrong = []
     for key, argument in arguments.items():
@@ -66,8 +87,11 @@ def _compared(name: str, arguments: Mapping[str, Argument]) -> list[str]:
 
 def _class(name: str) -> Any:
     import torch
+    from deepspeed.ops import adagrad, adam, lamb, lion
     from deepspeed.runtime import lr_schedules
 
+    if name in OWN_OPTIMIZERS:
+        return next(getattr(module, name) for module in (adam, adagrad, lion, lamb) if hasattr(module, name))
     if name in OPTIMIZERS:
         return getattr(torch.optim, name)
     return getattr(torch.optim.lr_scheduler if name in TORCH_SCHEDULES else lr_schedules, name)
@@ -85,7 +109,7 @@ def _raised(name: str, params: dict[str, Any]) -> Exception | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if name in OPTIMIZERS:
+            if name in OPTIMIZERS or name in OWN_OPTIMIZERS:
                 optimizer, schedule = _class(name)(model.parameters(), **params), None
             else:
                 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,20 +33,120 @@ def found(case: Case) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "rule", ["huggingface.argument", "huggingface.removed", "huggingface.together", "huggingface.value"]
-)
+    "rule",
+    [
+        "huggingface.argument", "huggingface.removed", "huggingface.schedule", "huggingface.together",
+        "huggingface.value",
+    ],
+)  # fmt: skip
 def test_arguments_are_judged_as_the_trainer_judges_them(rule: str) -> None:
     import transformers
 
     for case in of(rule, "hf_args.json"):
         (file,) = (file for file in case.fileset().files if file.name == "hf_args.json")
         try:
-            transformers.TrainingArguments(**file.value, use_cpu=True)
+            arguments = transformers.TrainingArguments(**file.value, use_cpu=True)
+            if rule in ("huggingface.schedule", "huggingface.value"):
+                begin(arguments)
             raised = None
         except (TypeError, ValueError) as error:
             raised = error
         assert (rule in found(case)) == (raised is not None), (case.name, raised)
         assert raised is None or leads_to(repr(raised), [rule])
+
+
+def begin(arguments: Any) -> None:
+    """What the Trainer makes before its first step."""
+    import torch
+    import transformers
+
+    arguments.report_to = []  # its packages may be missing here
+    transformers.set_seed(arguments.seed)
+    rows = [{"x": torch.ones(1)}] * 8
+    trainer = transformers.Trainer(
+        model=torch.nn.Linear(1, 1), args=arguments, train_dataset=rows, eval_dataset=rows
+    )
+    trainer.create_optimizer_and_scheduler(num_training_steps=100)
+    trainer.get_train_dataloader()
+
+
+GIVEN: dict[str, list[Any]] = {
+    "per_device_train_batch_size": [8, 4], "gradient_accumulation_steps": [1, 4], "max_grad_norm": [1.0, 0.3],
+    "learning_rate": [5e-5, 1e-4], "adam_beta2": [0.999, 0.95], "adam_epsilon": [1e-8], "weight_decay": [0.1],
+    "fp16": [False], "fp16_full_eval": [True], "warmup_steps": [0, 1, 100, 0.1], "max_steps": [-1, 500],
+}  # fmt: skip
+WRITTEN: dict[str, list[Any]] = {
+    "train_micro_batch_size_per_gpu": ["auto", 8, 4], "gradient_accumulation_steps": ["auto", 1, 4],
+    "train_batch_size": ["auto", 64, 32, 128, 256], "gradient_clipping": ["auto", 1, 0.3, 0.5],
+    "zero_optimization": [{"stage": 2}], "fp16": [{"enabled": "auto"}, {"enabled": True}, {"enabled": False}],
+    "bf16": [{"enabled": "auto"}, {"enabled": False}],
+    "optimizer": [
+        {"type": "AdamW", "params": {"lr": rate, "betas": betas, "weight_decay": decay}}
+        for rate in ("auto", 5e-5, 1e-4) for betas in ("auto", [0.9, 0.999], [0.9, 0.95])
+        for decay in ("auto", 0.1)
+    ],
+    "scheduler": [
+        {
+            "type": "WarmupDecayLR",
+            "params": {"warmup_num_steps": warm, "total_num_steps": steps, "warmup_max_lr": rate},
+        }
+        for warm in ("auto", 1, 100) for steps in ("auto", 500) for rate in ("auto", 5e-5)
+    ],
+}  # fmt: skip
+ALWAYS = ("train_micro_batch_size_per_gpu", "zero_optimization")
+
+
+def some(chance: random.Random, values: dict[str, list[Any]], share: float) -> dict[str, Any]:
+    drawn = (name for name in values if chance.random() < share or name in ALWAYS)
+    return {name: chance.choice(values[name]) for name in drawn}
+
+
+def matched(config: dict[str, Any], given: dict[str, Any], path: Path) -> Exception | None:
+    """What is raised by the Trainer's comparison, and by DeepSpeed where it reads what was filled in."""
+    import deepspeed.runtime.config as read
+    from transformers import TrainingArguments
+
+    path.write_text(json.dumps(config), encoding="utf-8")
+    try:
+        arguments = TrainingArguments(output_dir=str(path.parent), use_cpu=True, deepspeed=str(path), **given)
+        filled = arguments.deepspeed_plugin.hf_ds_config
+        model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
+        filled.trainer_config_finalize(arguments, model, arguments.max_steps if arguments.max_steps > 0 else 500)
+        read.DeepSpeedConfig(filled.config)
+    except (AssertionError, ValueError) as error:
+        return error
+    return None
+
+
+def test_a_deepspeed_json_is_matched_as_the_trainer_matches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import deepspeed.runtime.config as read
+    from transformers import TrainingArguments
+
+    class World:
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: 8
+
+    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda _: 8))
+    monkeypatch.setattr(read, "dist", World())
+    chance, seen = random.Random(7), [0, 0]
+    for _ in range(200):
+        config, given = some(chance, WRITTEN, 0.4), some(chance, GIVEN, 0.3)
+        if given.get("warmup_steps") == 0.1:  # of a number of steps that the arguments tell
+            given["max_steps"] = 500
+        raised = matched(config, given, tmp_path / "ds_config.json")
+        files = read_fileset({
+            "ds_config.json": json.dumps(config),
+            "hf_args.json": json.dumps({"output_dir": "out", "deepspeed": "ds_config.json", **given}),
+            "train.py": "from transformers import TrainingArguments as Arguments\n\nkind = TrainingArguments\n",
+        })  # fmt: skip
+        found = check(None, files, Settings(world_size=8, huggingface=True))
+        errors = {each.rule for each in found if each.severity == "error"}
+        assert bool(errors) == (raised is not None), (config, given, raised, errors)
+        seen[raised is not None] += 1
+    print(f"{sum(seen)} configurations matched: {seen[0]} taken, {seen[1]} refused by both")
+    assert min(seen) > 20
 
 
 def launched(tmp_path: Path, case: Case) -> tuple[Any, dict[str, str]]:

@@ -179,11 +179,13 @@ def test_what_cannot_be_read_is_one_clear_message(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     contents = {
         "binary.json": b"{\0}", "latin.json": b'{"a": "\xe9"}', "large.json": b" " * (MAX_BYTES + 1),
+        "utf16.json": "{}".encode("utf-16"),
     }  # fmt: skip
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
     expected = {
         "binary.json": "binary", "latin.json": "byte 7 is no UTF-8", "large.json": "larger than",
+        "utf16.json": "UTF-16. Save the file as UTF-8",
         "loop.json": "can't be read", "fifo": "neither a file nor a folder", "missing": "can't be read",
         ".": "a folder",
     }  # fmt: skip
