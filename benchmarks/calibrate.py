@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.flops_kinds import measured_step_s
-from benchmarks.records import Record, published
+from benchmarks.records import HOLDOUT, Record, published
 from benchmarks.settings import Missing, Setting, setting
 from benchmarks.statistics import held_out_with
 from dslaunch.hardware.efficiency import (
@@ -117,8 +117,10 @@ class _Key:
 
 @lru_cache(maxsize=4096)
 def _run(_name: str, key: _Key) -> _Run | None:
-    """None where no speed was printed, or a fact is missing."""
+    """None where no speed was printed, a fact is missing, or the record is one that calibrates nothing."""
     record = key.record
+    if HOLDOUT in record.tags:
+        return None
     try:
         found = setting(record)
     except Missing:

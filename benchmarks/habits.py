@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 from benchmarks.records import Record
 
-_LINKS = {
-    "800 Gb/s per node": 12.5,
-    "Omni-Path": 6.25,
-}
-"""GB/s of the network per GPU, by a phrase of the record's `interconnect`: 4 x 100 Gb/s for 8 GPUs of Jean
+_OMNI_PATH = 6.25
+"""GB/s of the network per GPU where `interconnect` names it without a figure: 4 x 100 Gb/s for 8 GPUs of Jean
 Zay."""
+_CARDS_OF_NODE = re.compile(r"(\d+) ?x ?(?:Omni-Path )?(\d+) ?Gb(?:/s|ps)\b")
+_OF_NODE = re.compile(r"(\d+) ?Gb(?:/s|ps) (?:per node|node-node)")
+_OF_GPU = re.compile(r"(\d+) ?Gb(?:/s|ps)(?: [\w-]+)? per GPU")
+"""Of a record's `interconnect`: network cards of a node and their Gb/s, a node's Gb/s, a GPU's Gb/s."""
 _CARDS = {"H100-96GB": {"name": "H100-SXM5-96GB", "memory_gib": 94.5, "hbm_gb_per_s": 2400}}
 """What differs from the cluster file: Meta's H100 with HBM2e, 500 W (pytorch/torchtitan:
 benchmarks/llama3_h100_202412_torchtitan.md)."""
@@ -124,7 +125,18 @@ def cluster(record: Record, raw: dict[str, Any]) -> dict[str, Any]:
     """The cluster file with what the record says of its GPUs and its network."""
     card = _CARDS.get(record.gpu.type or "")
     found = {**raw, "gpu": {**raw["gpu"], **card}} if card else raw
-    speed = next((gb for phrase, gb in _LINKS.items() if phrase in (record.interconnect or "")), None)
+    speed = network_gb_per_s(record.interconnect or "", record.gpus_per_node or raw["node"]["gpus"])
     if speed is None or not raw.get("network"):
         return found
     return {**found, "network": {**raw["network"], "gb_per_s": speed}}
+
+
+def network_gb_per_s(words: str, slots: int) -> float | None:
+    """What a GPU has of the network, in GB/s, by a record's words; None where they have no figure."""
+    if several := _CARDS_OF_NODE.search(words):
+        return int(several[1]) * int(several[2]) / 8 / slots
+    if whole := _OF_NODE.search(words):
+        return int(whole[1]) / 8 / slots
+    if own := _OF_GPU.search(words):
+        return int(own[1]) / 8
+    return _OMNI_PATH if "Omni-Path" in words else None

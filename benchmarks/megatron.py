@@ -96,7 +96,7 @@ def _flagged(record: Record, given: dict[str, Any]) -> dict[str, Any]:
     away = (record.offload or "").startswith("optimizer") and not record.framework.startswith("Megatron-Deep")
     found |= {"offloaded_layers": said.offloaded_layers} if said.offloaded_layers else {}
     found["offloaded_states"] = said.offloaded_states or float(away)
-    return {**found, "overlapped_step": said.overlapped_step}
+    return {**found, "overlapped_step": said.overlapped_step, "wide_layers": said.wide_layers}
 
 
 def _before_fusion(record: Record) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import plots, rows
+from benchmarks import holdout, plots, rows
 from benchmarks.bands import bands
 from benchmarks.crossval import Held, all_errors
 from benchmarks.errors import Error
@@ -74,6 +74,8 @@ def _lines(held: Sequence[Held], found: Sequence[Error]) -> list[str]:
         "What each run adds to the mean over sources: its error, by the runs of its source and the number of",
         "sources. Errors are cross-validated; the terms are those of the shipped rates, of the slowest stage.",
         *rows.lines(held),
+        "",
+        *holdout.lines(),
     ]
 
 

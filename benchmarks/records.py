@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 DATA = Path(__file__).parent / "data"
 RUNS = DATA / "published_runs.json"
 MENDS = DATA / "mends.yaml"
+HOLDOUT = "holdout: first seen"
+"""Tag of the records in data/holdout.json, which no rate is derived from."""
 
 
 class _Part(BaseModel):

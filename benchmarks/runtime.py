@@ -24,8 +24,8 @@ from pathlib import Path
 from benchmarks.processes import run_ranks
 from dslaunch import planfile
 from dslaunch.cli import run
-from dslaunch.launch.execute import free_port
 from dslaunch.planfile import Plan
+from dslaunch.run.agent import free_port
 from dslaunch.runtime.engines import Engine
 
 WARM_UP = 3

@@ -106,7 +106,7 @@ def engine_of(record: Record) -> Engine:
         return ENGINES["deepspeed"]
     if torch_family.is_torchtitan(record):
         return replace(ENGINES["torch"], sequence_parallel=True)
-    return ENGINES["torch"]
+    return ENGINES["megatron" if torch_family.has_own_grid(record) else "torch"]
 
 
 def family_of(record: Record) -> Family:

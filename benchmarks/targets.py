@@ -76,6 +76,16 @@ def called_wrong(held: Sequence[Held]) -> list[Held]:
     return [h for h in known if bool(h.predicted.fits) == _oom(h)]
 
 
+def confusion(held: Sequence[Held]) -> dict[str, tuple[int, int]]:
+    """By fact about memory: (records that are called so, records of which it is known)."""
+    known = [h for h in held if h.predicted.refused is None]
+    fitted, ran_out = [h for h in known if "fits" in h.record.tags], [h for h in known if _oom(h)]
+    return {
+        "fitted": (sum(bool(h.predicted.fits) for h in fitted), len(fitted)),
+        "ran out of memory": (sum(not h.predicted.fits for h in ran_out), len(ran_out)),
+    }
+
+
 def _time(found: Sequence[Error], best: Sequence[Error]) -> list[Target]:
     usual, other = over_sources(usual_pretraining(best)), over_sources(on_other_gpus(best))
     calculon = summary(e for e in found if e.kind == "time" and "calculon" in e.record.source.title)

@@ -61,6 +61,16 @@ def completed(record: Record) -> Record:
     return record
 
 
+def has_own_grid(record: Record) -> bool:
+    """Whether a program on plain PyTorch shards optimizer states alone, or cuts a model into stages, without
+    FSDP: by code of its own, which keeps 16-bit weights, accumulates in fp32, and runs 1F1B, as Megatron does
+    (huggingface/nanotron: src/nanotron/optim/zero.py, parallel/pipeline_parallel/engine.py, 2411b02)."""
+    name = record.framework.lower()
+    if is_torchtitan(record) or any(word in name for word in ("hf", "swift")):
+        return False
+    return record.zero_stage == 1 or (record.zero_stage == 0 and (record.pp or 1) > 1)
+
+
 def without_deepspeed(record: Record) -> bool:
     """Whether a program that may run under DeepSpeed ran without it."""
     return "swift" in record.framework.lower() and not record.zero_stage
@@ -136,10 +146,12 @@ def _torchtitan(record: Record, compiled: bool) -> dict[str, Any]:
 
 
 def _litgpt() -> dict[str, Any]:
-    """bf16-true: states and loss in 16 bits (Lightning-AI/litgpt config_hub/finetune,
-    litgpt/finetune/lora.py)."""
+    """bf16-true: states and loss in 16 bits, gradients reduced once a step (Lightning-AI/litgpt
+    config_hub/finetune, litgpt/finetune/lora.py and full.py, no_backward_sync)."""
     return {
         "half_states": True,
+        "half_gradients": True,
+        "whole_gradients": True,
         "foreach_step": True,
         "upcast_norms": True,
         "repeated_kv": True,

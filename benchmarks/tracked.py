@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.processes import run_ranks
 from dslaunch.cli import run
-from dslaunch.launch.execute import free_port
 from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_json
+from dslaunch.run.agent import free_port
 from dslaunch.runtime.data import Batch, Digits, open_digits
 from dslaunch.runtime.grid import grid_of
 

@@ -28,8 +28,8 @@ from typing import Any
 
 from benchmarks.processes import run_ranks
 from dslaunch.cli import run
-from dslaunch.launch.execute import free_port
 from dslaunch.planfile import Plan, Prediction, plan_from_json, prediction_from_json
+from dslaunch.run.agent import free_port
 from dslaunch.runtime.messages import PIPELINE, Message, Step, step_of
 
 RANKS = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dslaunch.engines.layout import Layout
 from dslaunch.errors import listed
@@ -93,6 +93,8 @@ class Engine:
     towers_apart: bool = False
     """Whether the components beside the trunk have one layout, on ranks of their own before the trunk's, and share
     out the samples of its micro-batches."""
+    ended: Mapping[str, str] = field(default_factory=dict)
+    """Of `schedules`, those that newer versions lack: the first one without."""
     own_entry: bool = False
     """Whether it runs nothing but an entry that the user writes for it: a search takes it where one is named."""
     limits: Callable[[RunConfig, Mapping[str, Layout]], list[str]] = lambda config, layouts: []

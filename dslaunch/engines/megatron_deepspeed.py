@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dslaunch.engines import deepspeed, megatron
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.megatron_limits import unflagged
+from dslaunch.engines.versions import executing, orders
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
+
+_ZB_H1, _EXACT = "zb-h1", "enable-zbh1-exact-semantics"
 
 
 def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
@@ -23,7 +26,37 @@ def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
         for name, layout in layouts.items()
         if len(set(layout.layers_per_stage)) > 1
     ]
-    return [*megatron.trains(config, ("all",)), *uneven, *_unflagged(config, layouts)]
+    return [
+        *megatron.trains(config, ("all",)), *uneven, *_unflagged(config, layouts),
+        *_split_backward(config, layouts),
+    ]  # fmt: skip
+
+
+def _split_backward(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
+    """What the zero-bubble pipeline does not go with, and what goes with nothing else.
+
+    Source: deepspeedai/Megatron-DeepSpeed:megatron/arguments.py validate_args, at 4efb479 (2025-07).
+    """
+    pipelined = any(layout.pp > 1 for layout in layouts.values())
+    if not (pipelined and config.training.schedule == _ZB_H1):
+        if not config.engine.extra.get(_EXACT):
+            return []
+        return [f"engine.extra.{_EXACT} is for training.schedule=zb-h1 in a pipeline; leave it out"]
+    faults = []
+    if _ZB_H1 not in orders(ENGINE, config.engine.version):
+        ended = ENGINE.ended[_ZB_H1]
+        faults.append(
+            "training.schedule is zb-h1: Megatron-DeepSpeed's zero-bubble pipeline calls "
+            f"PipelineEngine.mem_status, which DeepSpeed has no more from {ended} on, and every rank ends with an "
+            "AttributeError in its first step; leave training.schedule out, or set "
+            f"engine.version={executing(ENGINE, _ZB_H1)} and install it"
+        )
+    if config.engine.extra.get("sequence-parallel"):
+        faults.append(
+            "training.schedule is zb-h1, and engine.extra.sequence-parallel is set: Megatron-DeepSpeed refuses "
+            "the two together; leave one of them out"
+        )
+    return faults
 
 
 def _unflagged(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
@@ -68,7 +101,10 @@ ENGINE = dataclasses.replace(
     zero_with_pipeline=frozenset({0, 1}),
     offload=frozenset({"none", "cpu"}),
     precisions=frozenset({"bf16", "fp16", "fp32"}),
-    schedules=frozenset({"1f1b", "zb-h1"}),
+    schedules=frozenset({"1f1b", _ZB_H1}),
+    # deepspeedai/DeepSpeed 1a8ad24f0 (#7431, in 0.17.5) took PipelineEngine.mem_status out, and
+    # megatron/core/pipeline_parallel/deepspeed_zbh1_engine.py of 4efb479 calls it.
+    ended={_ZB_H1: "0.17.5"},
     source="deepspeed/runtime/pipe/engine.py, 0.19.8: ZeRO-2 and ZeRO-3 are incompatible with pipelines",
     limits=limits,
 )

@@ -13,6 +13,15 @@ from dslaunch.runtime.supported import check_model, check_weights, cut_faults, m
 from dslaunch.schema.config import RunConfig
 
 
+def layers_of(engine: str, entry: str) -> str:
+    """The engine whose usual layers run: a user's own program has its own under native too, as under DeepSpeed.
+
+    Args:
+        entry: the program's script or module, empty where the engine has one of its own.
+    """
+    return "deepspeed" if engine == "native" and entry not in ("", RUNTIME) else engine
+
+
 def limits(config: RunConfig, layouts: Mapping[str, Layout]) -> list[str]:
     """What the runtime itself would refuse: adapters, layers trained apart, components that it lacks modules for,
     sizes that it can't cut.

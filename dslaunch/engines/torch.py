@@ -53,7 +53,7 @@ def only_torch(config: RunConfig, engine: str) -> list[str]:
         found.append(f"strategy.ddp is for sharding ddp of engine torch; this is {strategy.sharding} of {engine}")
     if strategy.shard and strategy.sharding != "hsdp":
         found.append(
-            f"strategy.shard is {strategy.shard}, which strategy.sharding=hsdp reads; it is {strategy.sharding}"
+            f"strategy.shard is {strategy.shard}, and strategy.sharding {strategy.sharding}: hsdp alone reads it"
         )
     if config.engine.accelerate and engine != "torch":
         found.append(f"engine.accelerate is for engine torch; {engine} does not have it")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dslaunch.engines.deepspeed_keys import release
+
+if TYPE_CHECKING:
+    # Rules read versions and are loaded without the schema that engines stand on.
+    from dslaunch.engines.base import Engine
 
 
 def named(wanted: str, versions: Sequence[str]) -> str:
@@ -14,3 +19,20 @@ def named(wanted: str, versions: Sequence[str]) -> str:
     """
     series = [version for version in versions if version.startswith(f"{wanted}.")]
     return wanted if wanted in versions or not series else max(series, key=release)
+
+
+def orders(engine: Engine, wanted: str) -> frozenset[str]:
+    """Orders of micro-batches that an engine executes in the version that `wanted` names, or its usual one.
+
+    All of them where no version is named so, which is refused elsewhere.
+    """
+    version = named(wanted, engine.versions) if wanted else engine.versions[0]
+    if version not in engine.versions:
+        return engine.schedules
+    gone = {order for order, first in engine.ended.items() if release(version) >= release(first)}
+    return engine.schedules - gone
+
+
+def executing(engine: Engine, order: str) -> str:
+    """The newest version of an engine that executes an order of micro-batches."""
+    return max((version for version in engine.versions if order in orders(engine, version)), key=release)

@@ -48,6 +48,10 @@ class Software:
     """Modules whose kept tensors wait in host memory, in Megatron's words."""
     half_moments: bool = False
     """The optimizer's two moments are in 16 bits."""
+    wide_layers: tuple[int, int] = (0, 0)
+    """Layers at the model's start and at its end whose products, and weights, stay in the run's own type
+    beside those in fp8 (--first-last-layers-bf16; megatron/core/fp8_utils.py, is_first_last_bf16_layer,
+    0.16.1)."""
     narrow_weights: bool = False
     """Layers have their matrices in the type of their products alone (Megatron's fp8_param_gather)."""
     offloaded_states: float = 0.0
@@ -84,6 +88,9 @@ class Software:
     """The program holds the model's fp32 logits until the backward pass is done."""
     logits_whole: bool = False
     """A chunked loss finds the logits of all chunks made already."""
+    gathered_logits: bool = False
+    """Each rank of a tp group has the logits of the whole vocabulary: the head gathers them (DeepSpeed's AutoTP,
+    module_inject/auto_tp.py, gather_output, 0.19.8; transformers' colwise_gather_output)."""
     half_loss: bool = False
     """Cross-entropy's own tensors are in 16 bits, as logits are: no autocast, no copy in fp32."""
     tiled_mlp: bool = False
@@ -98,6 +105,9 @@ class Software:
     joined_ends: bool = False
     """FSDP gathers embedding and head together, before the first layer, and keeps them until the step
     ends."""
+    whole_gradients: bool = False
+    """FSDP reduces gradients behind a step's last micro-batch alone (no_sync, set_requires_gradient_sync):
+    until then each rank adds up those of all its parameters."""
     expandable_segments: bool = True
     """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: freed memory is joined across sizes."""
     naive_split: bool = False
@@ -134,6 +144,7 @@ class Flagged:
     """What Megatron's flags change: fields of `Software`."""
 
     fp8: Fp8 = "none"
+    wide_layers: tuple[int, int] = (0, 0)
     narrow_weights: bool = False
     offloaded_states: float = 0.0
     overlapped_step: bool = False
@@ -152,12 +163,23 @@ def flagged(engine: str, flags: Mapping[str, Any]) -> Flagged:
     share = flags.get("optimizer-offload-fraction", 1.0) if flags.get("optimizer-cpu-offload") else 0.0
     return Flagged(
         narrow_products(engine, flags),
+        _wide_layers(flags),
         bool(flags.get("fp8-param-gather")),
         float(share) if isinstance(share, int | float) else 0.0,
         bool(flags.get("overlap-cpu-optimizer-d2h-h2d")),
         all(flags.get(name) in ("bf16", "fp16") for name in ("exp-avg-dtype", "exp-avg-sq-dtype")),
         _whole(flags.get("cpu-offloading-num-layers")),
         _words(flags.get("offload-modules")) if flags.get("fine-grained-activation-offloading") else (),
+    )
+
+
+def _wide_layers(flags: Mapping[str, Any]) -> tuple[int, int]:
+    """One at each end unless told otherwise."""
+    if not flags.get("first-last-layers-bf16"):
+        return (0, 0)
+    return (
+        _whole(flags.get("num-layers-at-start-in-bf16", 1)),
+        _whole(flags.get("num-layers-at-end-in-bf16", 1)),
     )
 
 
@@ -188,8 +210,8 @@ def narrow_products(engine: str, flags: Mapping[str, Any]) -> Fp8:
 
 PLAIN = Software("torch")
 OF_ENGINE: dict[str, Software] = {
-    "deepspeed": Software("transformers"),
-    "torch": Software("transformers"),
+    "deepspeed": Software("transformers", gathered_logits=True),
+    "torch": Software("transformers", gathered_logits=True),
     "megatron": Software("megatron", loss="compiled", grouped_products=True, own_attention=True),
     "megatron_deepspeed": Software("megatron", own_attention=True),
     "megatron_mimo": Software("megatron", own_attention=True),

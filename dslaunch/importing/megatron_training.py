@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dslaunch.engines import megatron_deepspeed
+from dslaunch.engines.versions import executing
 from dslaunch.errors import ConfigError
 from dslaunch.importing.megatron_flags import Flags
 from dslaunch.importing.recipe import Recipe
@@ -29,7 +31,10 @@ def take_layout(recipe: Recipe, flags: Flags, component: str) -> int:
         layout["vpp"] = vpp
         recipe.put("training.schedule", "interleaved")
     if flags.on("--enable-zbh1-pipeline") and pp > 1:
+        version = executing(megatron_deepspeed.ENGINE, "zb-h1")
         recipe.put("training.schedule", "zb-h1")
+        recipe.put("engine.version", version)
+        flags.note("--enable-zbh1-pipeline", f"engine.version is {version}, the last whose pipeline runs it")
     for flag, key in (("--context-parallel-size", "cp"), ("--expert-model-parallel-size", "ep")):
         degree = flags.number(flag)
         if degree and degree > 1:

@@ -13,12 +13,28 @@ from dslaunch.model.shapes import layers
 from dslaunch.schema.components import Component, Decoder, Mlp, Other
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
+def _by_sample(run: Pass) -> Pass:
+    """A pass with the same bytes for a sample: of how many run together, only whether several do counts."""
+    return replace(run, together=min(run.together, 2))
+
+
+@lru_cache(maxsize=16384)
+def _of_weights(run: Pass) -> Pass:
+    """A pass with the same weights on a rank, whatever runs through them."""
+    return Pass(1, run.tp, width=run.width, reads=run.reads, etp=run.etp)
+
+
 def stage_bytes(component: Component, run: Pass, first: int, number: int) -> float:
     """Bytes that `number` layers from `first` on keep for one sample's backward pass.
 
     Full recompute may cover the first `recompute_layers` of them only.
     """
+    return _stage_bytes(component, _by_sample(run), first, number)
+
+
+@lru_cache(maxsize=4096)
+def _stage_bytes(component: Component, run: Pass, first: int, number: int) -> float:
     limit = run.software.recompute_layers if run.recompute == "full" else None
     covered = number if limit is None else min(number, limit)
     plain = replace(run, recompute="none")
@@ -33,9 +49,13 @@ def stage_bytes(component: Component, run: Pass, first: int, number: int) -> flo
     return kept
 
 
-@lru_cache(maxsize=4096)
 def stage_working_bytes(component: Component, run: Pass, first: int, number: int) -> float:
     """What the backward pass of the largest of `number` layers from `first` on takes, for one sample."""
+    return _stage_working_bytes(component, _by_sample(run), first, number)
+
+
+@lru_cache(maxsize=4096)
+def _stage_working_bytes(component: Component, run: Pass, first: int, number: int) -> float:
     return max(working_set_bytes(component, run, at) for at, _ in alike(component, run.reads, first, number))
 
 
@@ -82,6 +102,6 @@ def gradient_bytes(component: Component, run: Pass, first: int, number: int) -> 
     """
     if run.software.family != "megatron" or isinstance(component, Mlp | Other):
         return 0.0, 0.0
-    standing = megatron.dummy_bytes(component, run, first, number) if run.software.fused_wgrad else 0
+    standing = megatron.dummy_bytes(component, _of_weights(run), first, number) if run.software.fused_wgrad else 0
     table = megatron.table_bytes(component, run) if isinstance(component, Decoder) and first == 0 else 0
     return float(standing), float(table)

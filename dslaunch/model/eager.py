@@ -262,7 +262,7 @@ def logits_bytes(component: Component, run: Pass) -> float:
     norm = _final_norm_width(component, run)
     if run.software.loss == "chunked":
         norm += 2 * run.width
-    once = norm * component.hidden + padded_vocab(component, run.tp) * _loss_width(run)
+    once = norm * component.hidden + padded_vocab(component, _head_cut(run)) * _loss_width(run)
     return run.tokens * once * (1 + component.mtp_layers)
 
 
@@ -271,8 +271,8 @@ def kept_loss_bytes(component: Component, run: Pass) -> float:
     micro-batches run between: log-probabilities, and under tensor parallelism their exponents too."""
     if not isinstance(component, Decoder):
         return 0.0
-    kept = _FP32 * (2 if run.tp > 1 else 1)
-    once = _final_norm_width(component, run) * component.hidden + padded_vocab(component, run.tp) * kept
+    kept = _FP32 * (2 if _head_cut(run) > 1 else 1)
+    once = _final_norm_width(component, run) * component.hidden + padded_vocab(component, _head_cut(run)) * kept
     return run.tokens * once
 
 
@@ -283,11 +283,16 @@ def _final_norm_width(component: Decoder, run: Pass) -> float:
     return (run.width + (_FP32 if _upcasts(component, run) else 0)) * run.whole + run.width
 
 
+def _head_cut(run: Pass) -> int:
+    """Ranks that share the logits of a sample."""
+    return 1 if run.software.gathered_logits else run.tp
+
+
 def _loss_width(run: Pass) -> float:
     """Bytes a logit."""
     software, w = run.software, run.width
     own = w if software.half_loss else _FP32
-    plain = own * (4 if run.tp > 1 else 3)
+    plain = own * (4 if _head_cut(run) > 1 else 3)
     if software.loss == "plain":
         return plain + _FP32 * software.logits_held
     if software.loss == "fused":

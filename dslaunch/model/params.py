@@ -58,6 +58,9 @@ class _Part:
     trains: bool
     """As `train: layers` has it."""
     in_layer: bool = False
+    further: tuple[Matrix, ...] = ()
+    """Of `matrices`: those of layers that predict further tokens, which have the type of a layer's products
+    (megatron/core/transformer/multi_token_prediction.py, _build_layers, 0.16.1)."""
 
 
 def params(component: Component) -> int:
@@ -161,6 +164,7 @@ def _count(component: Component, part: _Part, tp: int, ep: int, etp: int) -> Cou
     dense = sum(matrix.params(tp) for matrix in part.matrices if not matrix.routed)
     base = part.vectors + experts + dense
     products = (experts + dense) * part.in_layer
+    products += sum(matrix.params(etp, ep) if matrix.routed else matrix.params(tp) for matrix in part.further)
     if component.lora is None:
         return Counts(base, base * part.trains, experts, experts * part.trains, 0, products)
     added = _adapters(part.matrices, component.lora, isinstance(component, Mlp), tp, ep)
@@ -234,13 +238,13 @@ def _tail(component: Decoder | Transformer | ViT, tp: int, *, with_stem: bool) -
         return _Part(head_matrices(component), norm * affine, trains)
     shared = component.tied_embeddings and with_stem
     head = () if shared else head_matrices(component, tp)
-    further = mtp_matrices(component) * component.mtp_layers
+    further = predicting = mtp_matrices(component) * component.mtp_layers
     if component.mtp_layers and not with_stem:
         # Further tokens are embedded where they are predicted (megatron/core/models/gpt/gpt_model.py, 0.16).
         further = (*further, *head_matrices(component, tp))
     inner = sum(_layer_vectors(block, tp) for block in further_blocks(component))
     own_norms = component.mtp_layers * (3 * norm + inner)
-    return _Part((*head, *further), norm + own_norms, trains)
+    return _Part((*head, *further), norm + own_norms, trains, further=predicting)
 
 
 def _mlp_norms(component: Mlp) -> int:

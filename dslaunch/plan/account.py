@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 from dslaunch.engines.registry import ENGINES
-from dslaunch.errors import PlanError
+from dslaunch.errors import PlanError, listed
 from dslaunch.hardware.topology import describe
+from dslaunch.model.shapes import divisors
 from dslaunch.plan.engine_choice import candidates as searched
 from dslaunch.plan.engine_choice import engine_faults, left_out
 from dslaunch.plan.front import SLOWER, Scored
@@ -17,6 +19,7 @@ from dslaunch.plan.notes import Notes
 from dslaunch.plan.options import Misfit
 from dslaunch.plan.search import Found
 from dslaunch.plan.sharding import variants
+from dslaunch.plan.space import order_words
 from dslaunch.planfile import Candidate, Search
 from dslaunch.schema.config import RunConfig
 
@@ -30,7 +33,7 @@ def words(found: Scored) -> str:
     for name, layout in found.layouts.items():
         names.setdefault(f"{layout.describe()} micro-batch {layout.micro_batch}", []).append(name)
     shown = ", ".join(f"{'+'.join(group)} {layout}" for layout, group in names.items())
-    return f"{found.who}: {shown}"
+    return f"{found.who}: {shown}{order_words(found.schedule)}"
 
 
 def candidates(found: Found) -> tuple[Candidate, ...]:
@@ -55,7 +58,7 @@ def nothing_fits(config: RunConfig, wanted: Wanted, notes: Notes) -> PlanError:
     """Why a search came to nothing: the figures of what lacks least, and what each engine refuses."""
     cluster = describe(config.cluster)
     if not notes.considered:
-        faults = "\n".join(resolve(config, wanted)[1] or _illegal(notes) or ["no layout has whole parts"])
+        faults = "\n".join(resolve(config, wanted)[1] or _illegal(notes) or [_no_whole_parts(config)])
         return PlanError(f"strategy=auto: no layout on {cluster} goes with what is set.\n{faults}")
     lines = [f"strategy=auto: none of {notes.considered} layouts is legal and fits on {cluster}."]
     if not notes.misfits:
@@ -67,10 +70,24 @@ def nothing_fits(config: RunConfig, wanted: Wanted, notes: Notes) -> PlanError:
     return PlanError("\n".join([*lines, *_illegal(notes)]))
 
 
+def _no_whole_parts(config: RunConfig) -> str:
+    """Why no layout's micro-batches come out whole."""
+    batch, parts = config.training.global_batch, config.training.macro_batches
+    if batch % parts == 0:
+        return "no layout has whole parts"
+    whole = [part for part in divisors(batch) if 1 < part < batch]
+    return (
+        f"training.macro_batches is {parts}: a step has training.global_batch / (micro_batch x dp) "
+        f"micro-batches, and no such part of {batch} divides by {parts}. It can be {listed(whole, 8) or 1}, or be "
+        "left out"
+    )
+
+
 def _nearest(notes: Notes, at_most_s: float = math.inf) -> list[tuple[str, Misfit]]:
     """Those that lack least memory, of what a step may take less time with."""
-    timely = (row for row in notes.misfits if row[1].at_least_s <= at_most_s)
-    return sorted(timely, key=lambda row: row[1].over)[:_SHOWN]
+    rows = sorted(notes.misfits, key=lambda row: row[1].over)
+    timely = (row for row in rows if at_most_s == math.inf or row[1].at_least_s() <= at_most_s)
+    return list(itertools.islice(timely, _SHOWN))
 
 
 def _illegal(notes: Notes) -> list[str]:

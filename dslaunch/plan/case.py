@@ -11,6 +11,7 @@ from typing import Literal
 
 from dslaunch.engines.base import WIDTH, Engine, StateBytes, StateCase
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.native import layers_of
 from dslaunch.hardware.corrections import Correction
 from dslaunch.hardware.efficiency import Tables
 from dslaunch.hardware.software import OF_ENGINE, Flagged, Software, flagged
@@ -187,9 +188,10 @@ def cases(
     Args:
         software: what runs; the engine's usual layers where it is None.
     """
-    composed = engine.name == "native" and config.cluster.gpu.accelerator == "cpu"
+    whose = layers_of(engine.name, config.script or config.module)
+    composed = whose == "native" and config.cluster.gpu.accelerator == "cpu"
     said = flagged(engine.name, config.engine.extra)
-    runs = software or _usual(engine.name, config.strategy.dispatcher, composed, said)
+    runs = software or _usual(whose, config.strategy.dispatcher, composed, said, config.engine.accelerate)
     ahead = _held_ahead(config, layouts) if engine.name == "native" else {}
     return {
         name: Case(config, engine, name, layout, grad_accum_dtype, runs, ahead.get(name, 0))
@@ -224,9 +226,16 @@ def _end(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=32)
-def _usual(engine: str, dispatcher: Literal["alltoall", "deepep"], composed: bool, said: Flagged) -> Software:
-    """What runs under an engine where nobody says otherwise; one object, so that look-ups need not compare."""
-    return replace(OF_ENGINE[engine], dispatcher=dispatcher, composed_norms=composed, **vars(said))
+def _usual(
+    engine: str, dispatcher: Literal["alltoall", "deepep"], composed: bool, said: Flagged, accelerated: bool
+) -> Software:
+    """What runs under an engine where nobody says otherwise; one object, so that look-ups need not compare.
+
+    Accelerate's `accumulate`, and Trainer, have gradients reduced behind a step's last micro-batch
+    (accelerate/accelerator.py, no_sync, 1.x; `sync_each_batch` is off).
+    """
+    usual = replace(OF_ENGINE[engine], dispatcher=dispatcher, composed_norms=composed, **vars(said))
+    return replace(usual, whole_gradients=accelerated)
 
 
 def _upstream(config: RunConfig, name: str) -> set[str]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dslaunch.hardware.efficiency import Tables
 from dslaunch.hardware.kernels import Device, device
 from dslaunch.model.blocks import blocks
 from dslaunch.model.eager import ATTENTION_TOO, EVERY_SECOND_PRODUCT
+from dslaunch.model.passes import Pass
+from dslaunch.model.tokens import ALONE
 from dslaunch.model.work import Batch, Work, layer_work, stem_work, tail_work
 from dslaunch.plan.case import Case
-from dslaunch.schema.model import Component, Mlp, Other
+from dslaunch.plan.wide import in_own_type, spans
+from dslaunch.schema.model import Component, Decoder, Mlp, Other
 
 _FLASH_BACKWARD = 2.5
 """Products backward by those forward in fused attention, which makes the scores again (arXiv:2205.14135)."""
@@ -89,14 +93,30 @@ def speeds(case: Case, tables: Tables) -> _Speeds:
 
 
 def batch(case: Case) -> Batch:
-    """One micro-batch of a case."""
-    return Batch(case.run, case.samples, case.layout.cp if case.is_trunk else 1)
+    """One micro-batch of a case; of those with the same work one, for which it is reckoned once."""
+    cut = case.layout.cp if case.is_trunk else 1
+    return _alike(case.run, case.samples, cut, isinstance(case.component, Decoder))
+
+
+@lru_cache(maxsize=16384)
+def _alike(run: Pass, samples: int, cp: int, decoder: bool) -> Batch:
+    """Fused attention over half the samples, each cut half as often, has as many rows, and as many keys for
+    each; what runs again is told by `again`."""
+    times = math.gcd(samples, cp) if decoder and run.software.flash_attention and run.reads == ALONE else 1
+    plain = replace(run, tokens=run.tokens * times, recompute="none", together=1, cp=1)
+    return Batch(plain, samples // times, cp // times)
 
 
 def layers_spent(case: Case, stage: int, at: _Speeds) -> Spent:
     """Of the layers of a stage."""
     first, number = case.first_layer(stage), case.layout.layers_per_stage[stage]
-    return _layers(case.component, batch(case), first, number, at)
+    if not any(case.software.wide_layers):
+        return _layers(case.component, batch(case), first, number, at)
+    found = Spent()
+    for wide, start, size in spans(case, first, number):
+        of = replace(batch(case), run=in_own_type(batch(case).run)) if wide else batch(case)
+        found += _layers(case.component, of, start, size, replace(at, narrow=at.narrow and not wide))
+    return found
 
 
 def ends_spent(case: Case, stage: int, at: _Speeds) -> Spent:

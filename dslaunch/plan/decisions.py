@@ -88,6 +88,7 @@ def what_runs(config: RunConfig, engine: Engine) -> tuple[ClusterPlan, dict[str,
             ),
             "files": FilesPlan(
                 data_path=config.data.path,
+                data_workers=config.data.workers,
                 tokenizer=config.data.tokenizer,
                 weights=config.model.weights,
                 checkpoint_dir=config.checkpoint.dir,
@@ -131,12 +132,14 @@ def _breaches(config: RunConfig, action: str) -> tuple[str, ...]:
 
 
 def runtime_faults(config: RunConfig, engine: Engine) -> list[str]:
-    """What dslaunch.runtime alone does with checkpoints and speed."""
+    """What dslaunch.runtime alone does with data, checkpoints and speed."""
     checkpoint, program = config.checkpoint, _program(config, engine)
     if program.module == RUNTIME:
         return []
     own, least = "set it in the program's own arguments", config.watchdog.min_speed
+    workers = config.data.workers
     asked = [
+        (workers, f"data.workers={workers}", own),
         (checkpoint.in_background, "checkpoint.async=true", own),
         (checkpoint.keep, f"checkpoint.keep={checkpoint.keep}", own),
         (least, f"watchdog.min_speed={least}", "end slow runs by notify.breach.step_time=stop"),

@@ -31,8 +31,7 @@ def engine_faults(config: RunConfig, layouts: Mapping[str, Layout], name: str) -
         *_not_allowed(config, name),
         *refusals(engine, layouts, config.strategy.sharding, training.precision, order, decoders),
         *engine.limits(config, layouts),
-        *only_elsewhere(config, name),
-        *only_torch(config, name),
+        *_lacks(config, name),
         *_own_modules(config, name),
         *([] if engine.per_component else one_grid(config, layouts, name)),
     ]
@@ -89,7 +88,7 @@ def choose(
     if not asked:
         if able:
             return ENGINES[able[0]], able, version_faults(config, ENGINES[able[0]])
-        return None, [], _no_engine(verdicts, layouts)
+        return None, [], _no_engine(config, verdicts, layouts)
     if verdicts[asked]:
         return None, able, [f"engine {asked}: {reason}" for reason in verdicts[asked]] + _others(able, asked)
     ordered = [asked, *(name for name in able if name != asked)]
@@ -139,15 +138,28 @@ def version_faults(config: RunConfig, engine: Engine) -> list[str]:
     ]
 
 
-def _no_engine(verdicts: Mapping[str, list[str]], layouts: Mapping[str, Layout]) -> list[str]:
+def _no_engine(
+    config: RunConfig, verdicts: Mapping[str, list[str]], layouts: Mapping[str, Layout]
+) -> list[str]:
+    """What every engine has against the layouts; where not every one takes all settings, of those that do."""
     shown = ", ".join(f"{name} {layout.describe()}" for name, layout in layouts.items())
+    lacks = {name: _lacks(config, name) for name in verdicts}
+    taking = [name for name, settings in lacks.items() if not settings]
+    asked = dict.fromkeys(setting.split(";")[0] for settings in lacks.values() for setting in settings)
+    if asked and not taking:
+        together = "  no engine has these together: leave one out" if len(asked) > 1 else "  leave it out"
+        return [f"no engine executes {shown}:", *(f"  {setting}" for setting in asked), together]
+    reasons = sorted(((name, verdicts[name]) for name in taking), key=lambda each: len(each[1]))
     return [
         f"no engine executes {shown}:",
-        *(
-            f"  {name}: {_short(reasons)}"
-            for name, reasons in sorted(verdicts.items(), key=lambda v: len(v[1]))
-        ),
+        *(f"  {setting}" for setting in asked),
+        *(f"  {name}: {_short(against)}" for name, against in reasons),
     ]
+
+
+def _lacks(config: RunConfig, name: str) -> list[str]:
+    """Settings that are asked for and that an engine does not have."""
+    return [*only_elsewhere(config, name), *only_torch(config, name)]
 
 
 def _short(reasons: list[str], most: int = 3) -> str:

@@ -17,7 +17,8 @@ from dslaunch.plan import memory
 from dslaunch.plan.case import Case, cases
 from dslaunch.plan.decisions import training_plan, what_runs
 from dslaunch.plan.fabric import fabric_variables
-from dslaunch.plan.profile import added, fullest, fullest_node_gib, profile
+from dslaunch.plan.host_memory import page_locked
+from dslaunch.plan.profile import Profile, added, fullest, fullest_node_gib, most_on_a_node_gib, profile
 from dslaunch.plan.profiling import profile_plan
 from dslaunch.plan.time import StepTime, step_time
 from dslaunch.planfile import (
@@ -51,6 +52,8 @@ class Evaluated:
     worst_rank: int
     peak_gib: float
     host_gib: float
+    pinned_gib: float
+    """Page-locked, on the node with most of it."""
     time: StepTime
 
     @property
@@ -99,7 +102,8 @@ def evaluate(
             for name, case in by_name.items()
         ]
     )
-    worst = fullest(ranks)
+    worst, slots = fullest(ranks), config.cluster.slots
+    pinned = added([_pinned(case) for case in by_name.values()])
     overhead = memory.overhead_gib(next(iter(by_name.values())), config.cluster.world_size)
     return Evaluated(
         cases=by_name,
@@ -107,9 +111,16 @@ def evaluate(
         overhead_gib=overhead,
         worst_rank=worst.first,
         peak_gib=worst.gib + overhead,
-        host_gib=fullest_node_gib(ranks, config.cluster.slots),
+        host_gib=fullest_node_gib(ranks, slots),
+        pinned_gib=most_on_a_node_gib(pinned, slots),
         time=step_time(by_name, tables),
     )
+
+
+def _pinned(case: Case) -> Profile:
+    """Page-locked memory by rank, in place of all host memory."""
+    stages = range(case.layout.pp)
+    return profile(case.layout, [0.0] * case.layout.pp, [page_locked(case, i) / memory.GIB for i in stages])
 
 
 def to_plan(
@@ -171,6 +182,7 @@ def to_prediction(
         memory_limit_gib=gpu.memory_gib * config.goal.memory_fraction,
         host_memory_gib=found.host_gib,
         host_limit_gib=config.cluster.node.host_memory_gib,
+        host_pinned_gib=found.pinned_gib,
         step_time_s=step,
         tokens_per_s=config.training.global_batch * config.training.seq_len / step,
         samples_per_s=config.training.global_batch / step,
@@ -279,6 +291,7 @@ def _stage_predictions(found: Evaluated, name: str) -> tuple[StagePrediction, ..
             stage=stage,
             memory_gib=found.memory[name][stage],
             host_gib_per_rank=memory.host_gib_per_rank(case, stage),
+            pinned_gib_per_rank=page_locked(case, stage) / memory.GIB,
             time_s=found.time.stages[name][stage],
         )
         for stage in range(case.layout.pp)

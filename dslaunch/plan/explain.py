@@ -15,6 +15,7 @@ from dslaunch.plan.evaluate import Evaluated, evaluate
 from dslaunch.plan.front import Scored
 from dslaunch.plan.goals import grown, resized
 from dslaunch.plan.remedies import with_training
+from dslaunch.plan.schedules import SPLIT
 from dslaunch.plan.search import Found, search, settled
 from dslaunch.planfile import Prediction
 from dslaunch.schema.config import RunConfig
@@ -145,6 +146,8 @@ def _changes(config: RunConfig, found: Found) -> Iterator[tuple[str, RunConfig]]
         faster = cluster.model_copy(update={"network": network})
         yield f"With a network of {speed:g} GB/s a GPU", config.model_copy(update={"cluster": faster})
     yield f"With training.global_batch={2 * batch}", with_training(config, global_batch=2 * batch)
+    if found.chosen.schedule in SPLIT and config.training.schedule is None:
+        yield "With training.schedule=1f1b", with_training(config, schedule="1f1b")
     others = tuple(name for name in candidates(config) if name != found.chosen.engine)
     if others:
         goal = config.goal.model_copy(update={"engines": others})

@@ -154,7 +154,7 @@ def chosen_freely(config: RunConfig, found: Evaluated) -> list[Finding]:
 def _choices(config: RunConfig, engine: Engine, found: Evaluated) -> list[Finding]:
     return [
         *_grad_accum_choice(config, found),
-        *_recompute_by_script(engine, found),
+        *_recompute_by_script(config, engine, found),
         *by_script(config, engine, found),
         *_selective_recompute(found),
         *_long_sequence(config),
@@ -184,9 +184,9 @@ def _grad_accum_choice(config: RunConfig, found: Evaluated) -> list[Finding]:
     ]
 
 
-def _recompute_by_script(engine: Engine, found: Evaluated) -> list[Finding]:
+def _recompute_by_script(config: RunConfig, engine: Engine, found: Evaluated) -> list[Finding]:
     names = [name for name, case in found.cases.items() if case.layout.recompute != "none"]
-    if engine.name not in ("deepspeed", "torch") or not names:
+    if engine.name not in ("deepspeed", "torch") or not names or config.module == RUNTIME:
         return []
     return [
         Finding(

@@ -17,6 +17,7 @@ from dslaunch.engines.base import WIDTH
 from dslaunch.engines.deepspeed_buckets import NVME_IN_HOST, ZERO3_SUB_GROUP
 from dslaunch.model import params as counts
 from dslaunch.model.matrices import tensor_sizes
+from dslaunch.plan import nvme
 from dslaunch.plan.case import Case
 from dslaunch.schema.components import Component
 
@@ -36,6 +37,29 @@ def beside_states(case: Case, stage: int) -> float:
         total += _power_of_two(scratch) if page_locks(case) else scratch
         total += _second_gradients(case, shard)
     return total
+
+
+def page_locked(case: Case, stage: int) -> float:
+    """Bytes of a rank that the system cannot swap out: blocks as PyTorch rounds them, and the buffers for NVMe."""
+    if not case.engine.deepspeed or case.layout.offload == "none" or case.config.cluster.gpu.accelerator == "cpu":
+        return 0.0
+    total = _locked_by_parameter(case, stage) + nvme.host_bytes(case, stage)
+    if case.is_trunk or case.engine.per_component:
+        shard = _trained(case, stage) / case.layout.shard
+        total += sum(map(_power_of_two, _page_locked(case, shard)))
+        total += _power_of_two(_scratch(case, shard)) if page_locks(case) else 0.0
+        if case.layout.offload == "nvme_params":  # which stand among its buffers
+            total -= case.width * min(NVME_IN_HOST, shard)
+    return total
+
+
+def _locked_by_parameter(case: Case, stage: int) -> float:
+    """Blocks of one parameter each: with offload_param those of frozen weights too."""
+    if case.layout.zero < 3:
+        return _by_parameter(case, stage) if page_locks(case) else 0.0
+    own = _by_parameter(case, stage)
+    held = case.counts(stage)
+    return own + (case.width / case.layout.shard * (held.total - held.trained) if own else 0.0)
 
 
 def wastes(case: Case) -> bool:

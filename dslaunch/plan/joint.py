@@ -125,7 +125,6 @@ def pieces(
     who = f"{setting.who}: {'+'.join(group.pins)}"
     comparable = not setting.engine.towers_apart
     for family in space.families(setting.config, setting.engine, group, offloads):
-        schedule = space.schedule(setting.config, family)
         layouts = len(space.batches(setting.config, group, family)) * len(space.recomputes(group))
         if against := _family_faults(setting, group, family, others, offloads):
             notes.refuse(setting.engine.name, against, layouts)
@@ -148,7 +147,7 @@ def pieces(
                 continue
             ranks = tuple(replace(held, seconds=option.seconds) for held in option.ranks)
             moved = family.offload != "none" or setting.config.checkpoint.in_background
-            found.append(Piece(option.layouts, schedule, ranks, option.peak_gib, option.seconds, moved))
+            found.append(Piece(option.layouts, family.schedule, ranks, option.peak_gib, option.seconds, moved))
     return unbeaten(found, by_samples=setting.engine.towers_apart)
 
 
@@ -214,7 +213,7 @@ def _family_faults(
     Where it judges groups together, a size of the family is taken with which each of the others has a layout for
     the same samples.
     """
-    config = scheduled(setting.config, space.schedule(setting.config, family))
+    config = scheduled(setting.config, family.schedule)
     for size in space.batches(config, group, family):
         beside = [(other, _first(setting, other, offloads, size[0] * family.dp)) for other in others]
         laid = space.layouts(config, group, family, "none", size)

@@ -15,6 +15,7 @@ from dslaunch.model.shapes import width_out
 from dslaunch.plan import host_memory, memory_torch, nvme
 from dslaunch.plan.case import Case
 from dslaunch.plan.schedules import put_off
+from dslaunch.plan.wide import in_own_type, spans
 from dslaunch.planfile import MemoryGib
 from dslaunch.schema.components import Decoder
 
@@ -63,14 +64,14 @@ def _states(case: Case, stage: int, held: Counts) -> dict[str, float]:
         + experts * expert_states.weights
         + (0.0 if case.layout.offload.endswith("_params") else _frozen_bytes(case, held))
         + (0.0 if case.layout.offload == "cpu_params" else _second_partition(case, held))
-        + _in_products_type(case, held),
+        + _in_products_type(case, stage, held),
         "gradients": dense * states.gradients + experts * expert_states.gradients,
         "optimizer": dense * states.optimizer + experts * expert_states.optimizer + _zenflow(case, held),
         "boundary": _boundary(case, stage),
     }
 
 
-def _in_products_type(case: Case, held: Counts) -> float:
+def _in_products_type(case: Case, stage: int, held: Counts) -> float:
     """Bytes of matrices in the type of their products, less those that do not stand in the run's own type beside.
 
     Where weights are sharded (Megatron's FSDP) they are made in that type when they are gathered, and go again.
@@ -78,10 +79,21 @@ def _in_products_type(case: Case, held: Counts) -> float:
     software, layout = case.software, case.layout
     if software.family != "megatron" or software.fp8 == "none":
         return 0.0
+    narrow = held.products - _wide_products(case, stage)
     if layout.zero == 3:
-        return -held.products * (case.width - 1) / layout.shard if software.narrow_weights else 0.0
+        return -narrow * (case.width - 1) / layout.shard if software.narrow_weights else 0.0
     instead = case.width if software.narrow_weights else 0
-    return held.products * (weight_bytes(case.config.cluster.gpu, software.fp8) - instead)
+    return narrow * (weight_bytes(case.config.cluster.gpu, software.fp8) - instead)
+
+
+def _wide_products(case: Case, stage: int) -> int:
+    """Parameters of the stage's matrices whose products are in the run's own type all the same."""
+    layout, number = case.layout, case.layout.layers_per_stage[stage]
+    return sum(
+        counts.counts(case.component, layout.tp, first, size, layout.ep, layout.etp, tail=False).products
+        for wide, first, size in spans(case, case.first_layer(stage), number)
+        if wide
+    )
 
 
 def _made(case: Case, held: Counts) -> float:
@@ -216,7 +228,7 @@ def _activations(case: Case, stage: int) -> tuple[float, float]:
     first = max(first, case.lowest_layer)
     if first >= end or (case.frozen and not case.passes_gradient):
         return 0.0, 0.0
-    kept = case.in_flight(stage) * case.samples * stage_bytes(component, case.run, first, end - first)
+    kept = case.in_flight(stage) * case.samples * _kept_bytes(case, first, end - first)
     late = put_off(case.config.training.order(layout.vpp), stage, layout.num_microbatches)
     if late and layout.recompute == "full":
         whole = stage_bytes(component, replace(case.run, recompute="none"), first, end - first)
@@ -224,6 +236,16 @@ def _activations(case: Case, stage: int) -> tuple[float, float]:
     kept *= max(0.0, 1 - case.software.offloaded_layers / sum(layout.layers_per_stage))
     working = stage_working_bytes(component, case.run, first, end - first)
     return kept, case.samples * working
+
+
+def _kept_bytes(case: Case, first: int, number: int) -> float:
+    """What layers keep for one sample's backward pass, those in the run's own type among them."""
+    if not any(case.software.wide_layers):
+        return stage_bytes(case.component, case.run, first, number)
+    return sum(
+        stage_bytes(case.component, in_own_type(case.run) if wide else case.run, start, size)
+        for wide, start, size in spans(case, first, number)
+    )
 
 
 def _boundary(case: Case, stage: int) -> float:

@@ -178,7 +178,8 @@ def loss_bytes(case: Case, stage: int) -> float:
 
 def _logits(component: Decoder, case: Case) -> int:
     """Logits of one sample on a rank."""
-    return case.tokens * padded_vocab(component, case.layout.tp) * (1 + component.mtp_layers)
+    cut = 1 if case.software.gathered_logits else case.layout.tp
+    return case.tokens * padded_vocab(component, cut) * (1 + component.mtp_layers)
 
 
 def _loss_hole(case: Case, stage: int) -> float:
@@ -226,8 +227,9 @@ def _gathered(case: Case, stage: int, held: Counts) -> tuple[float, float]:
     The head's weights stay gathered from the loss on, and those of embedding and last layer with them where
     embedding and head are one unit. A layer adds its own weights and the next one's, its 16-bit gradients
     and their fp32 copy. In a pipeline nothing is given back between micro-batches, and gradients are added
-    up whole, in fp32 (torch/distributed/pipelining/stage.py and
-    torch/distributed/fsdp/_fully_shard/_fsdp_param.py, 2.13).
+    up whole (torch/distributed/pipelining/stage.py). So they are where a program has them reduced behind the
+    last micro-batch alone, in the type that they are reduced in
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed, 2.13).
     """
     if not _is_fsdp(case):
         return 0.0, 0.0
@@ -236,7 +238,15 @@ def _gathered(case: Case, stage: int, held: Counts) -> tuple[float, float]:
         return w * held.total + _FP32 * held.trained, 0.0
     layer = _layer_params(case, stage, held)
     ends = case.width * _end_unit(case) + (w * layer if case.software.joined_ends else 0.0)
+    ends += _whole_gradients(case, held)
     return ends, 2 * w * layer + (case.width + _FP32) * layer * held.trained / held.total
+
+
+def _whole_gradients(case: Case, held: Counts) -> float:
+    """Bytes of the gradients that wait for a step's last micro-batch, of all parameters of the rank."""
+    if not case.software.whole_gradients or case.layout.num_microbatches == 1:
+        return 0.0
+    return float((case.width if case.software.half_gradients else _FP32) * held.trained)
 
 
 def _largest_unit(case: Case, stage: int, held: Counts) -> float:

@@ -3,8 +3,10 @@
 Three things keep the ledgers' calls few, and none changes a figure. Stages whose layers are alike have one time,
 and the first of them the most memory, as micro-batches in flight do not grow along a pipeline. A layout takes
 no less memory with a larger micro-batch of several, and least with most recompute: where that does not fit,
-nothing of its family does, and the micro-batches after the first that does not fit are not tried. And what a bound
-shows to be too slow, whatever memory it takes, is neither weighed nor timed.
+nothing of its family does, and the micro-batches after the first that does not fit are not tried. And what a
+bound shows to be too slow, whatever memory it takes, is neither weighed nor timed. Where the backward pass is
+split, what waits for its weights' gradients grows along the pipeline, and had been recomputed: each stage is
+weighed, with each recompute.
 tests/real/test_search.py holds the ledgers to both.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
@@ -26,6 +28,7 @@ from dslaunch.plan.case import Case, cases
 from dslaunch.plan.front import named
 from dslaunch.plan.memory import host_gib_per_rank, stage_memory, uses_host
 from dslaunch.plan.profile import Profile, fullest_node_gib, profile
+from dslaunch.plan.schedules import SPLIT, put_off
 from dslaunch.plan.space import Family, Group, scheduled
 from dslaunch.plan.time import Known, span_s, step_time
 from dslaunch.planfile import MemoryGib
@@ -88,8 +91,8 @@ class Misfit:
     """What it needs by what there is."""
     layouts: int
     """How many it stands for."""
-    at_least_s: float
-    """That a step takes with `micro_batch`."""
+    at_least_s: Callable[[], float] = field(compare=False)
+    """That a step takes with `micro_batch`; few are asked."""
 
     def describe(self) -> str:
         """In words, such as `TP8 PP4 DP2 ZeRO-1 micro-batch 1`."""
@@ -117,7 +120,7 @@ def fitting(
     Args:
         promising: whether an option that takes at least so many GiB and seconds is of use; others may be left out.
     """
-    config = scheduled(setting.config, space.schedule(setting.config, family))
+    config = scheduled(setting.config, family.schedule)
     sizes = [
         size
         for size in space.batches(config, group, family)
@@ -139,7 +142,8 @@ def _of_sizes(
     whole_model: bool,
 ) -> Iterator[Option | Misfit | Passed]:
     """`fitting` for batches in ascending order, of which a larger one never takes less memory."""
-    config, keeps = scheduled(setting.config, space.schedule(setting.config, family)), space.recomputes(group)
+    config, keeps = scheduled(setting.config, family.schedule), space.recomputes(group)
+    weighed = keeps if family.schedule in SPLIT else keeps[-1:]
 
     def laid(recompute: str, size: tuple[int, int]) -> dict[str, Case]:
         layouts = space.layouts(config, group, family, recompute, size)
@@ -151,11 +155,11 @@ def _of_sizes(
         known = _undivided_key(group, family, size) in setting.undivided
         if known and not promising(peak, _least_s(setting, group, family, size)):
             continue
-        least = _weighed(setting, laid(keeps[-1], size), whole_model=whole_model)
+        least = _least_memory(setting, [laid(keep, size) for keep in weighed], whole_model=whole_model)
         if not isinstance(least, Option):
             if i:
                 yield PASSED
-            bound = _least_s(setting, group, family, size)
+            bound = partial(_least_s, setting, group, family, size)
             yield Misfit(family, size[0], *least, layouts=(len(sizes) - i) * len(keeps), at_least_s=bound)
             return
         peak = least.peak_gib
@@ -174,6 +178,16 @@ def _of_sizes(
     yield PASSED
 
 
+def _least_memory(
+    setting: Setting, ways: Sequence[Mapping[str, Case]], *, whole_model: bool
+) -> Option | tuple[str, float]:
+    """Of options alike but for their recompute the one with least memory; or what the nearest lacks."""
+    found = [_weighed(setting, every, whole_model=whole_model) for every in ways]
+    if options := [each for each in found if isinstance(each, Option)]:
+        return min(options, key=lambda option: option.peak_gib)
+    return min((each for each in found if not isinstance(each, Option)), key=lambda lack: lack[1])
+
+
 def _undivided_key(group: Group, family: Family, size: tuple[int, int]) -> object:
     return tuple(group.pins), family.tp, family.cp, family.ep, family.etp, size[0]
 
@@ -186,7 +200,7 @@ def _least_s(setting: Setting, group: Group, family: Family, size: tuple[int, in
         every = cases(config, setting.engine, laid, setting.dtype).values()
         undivided = sum(undivided_s(case, setting.tables, setting.known) for case in every)
         setting.undivided[key] = undivided
-    return least_s(undivided, family.pp, family.vpp, size[1], space.schedule(config, family))
+    return least_s(undivided, family.pp, family.vpp, size[1], family.schedule)
 
 
 def _seconds(setting: Setting, every: Mapping[str, Case]) -> float:
@@ -236,8 +250,9 @@ def _weighed(setting: Setting, every: Mapping[str, Case], *, whole_model: bool) 
     layout = next(iter(every.values())).layout
     moved = any(uses_host(case) for case in every.values())
     keys: list[tuple[object, ...]] = list(zip(*(kinds(case) for case in every.values()), strict=True))
-    if not whole_model or moved:
-        keys = [(*key, *(case.in_flight(i) for case in every.values())) for i, key in enumerate(keys)]
+    schedule = next(iter(every.values())).config.training.schedule
+    if not whole_model or moved or schedule in SPLIT:
+        keys = [(*key, *_held(every, stage)) for stage, key in enumerate(keys)]
     known: dict[object, float] = {}
     factor = next(iter(every.values())).correction(setting.tables).memory
     for stage, key in enumerate(keys):
@@ -250,6 +265,13 @@ def _weighed(setting: Setting, every: Mapping[str, Case], *, whole_model: bool) 
     if whole_model and not moved:
         return Option(every, (), max(known.values()))
     return _with_host(setting, every, [known[key] for key in keys], moved=moved)
+
+
+def _held(every: Mapping[str, Case], stage: int) -> Iterator[float]:
+    """What the memory of stages with layers alike depends on."""
+    for case in every.values():
+        yield case.in_flight(stage)
+        yield put_off(case.config.training.schedule or "1f1b", stage, case.layout.num_microbatches)
 
 
 def _with_host(

@@ -65,12 +65,24 @@ def fullest(ranks: Profile) -> Held:
 
 
 def fullest_node_gib(ranks: Profile, slots: int) -> float:
-    """Host memory of the fullest node: of each stretch a node within it, and all nodes at its edges."""
+    """Host memory of the fullest node, each process's own in it."""
+    return memory.host_gib_per_node(_of_ranks(ranks, slots), slots)
+
+
+def most_on_a_node_gib(ranks: Profile, slots: int) -> float:
+    """The most that ranks of one node have in `host_gib`."""
+    nodes: dict[int, float] = {}
+    for rank, gib in _of_ranks(ranks, slots).items():
+        nodes[rank // slots] = nodes.get(rank // slots, 0.0) + gib
+    return max(nodes.values())
+
+
+def _of_ranks(ranks: Profile, slots: int) -> dict[int, float]:
+    """By rank: of each stretch those of a node within it, and of all nodes at its edges."""
     nodes = {edge // slots for held in ranks for edge in (held.first, held.end - 1, held.first + slots)}
-    of_ranks = {
+    return {
         rank: held.host_gib
         for held in ranks
         for node in nodes
         for rank in range(max(held.first, node * slots), min(held.end, (node + 1) * slots))
     }
-    return memory.host_gib_per_node(of_ranks, slots)

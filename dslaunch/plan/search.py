@@ -179,7 +179,6 @@ def _alone(setting: Setting, group: Group, offloads: Sequence[str], front: Front
 
     for family in _legal_families(setting, group, offloads, notes):
         notes.considered += len(space.batches(setting.config, group, family)) * len(space.recomputes(group))
-        schedule = space.schedule(setting.config, family)
         for option in fitting(setting, group, family, wanted, whole_model=True):
             if isinstance(option, Misfit):
                 notes.misfits.append((setting.who, option))
@@ -188,7 +187,8 @@ def _alone(setting: Setting, group: Group, offloads: Sequence[str], front: Front
             elif front.wants(option.peak_gib + over, option.seconds) and _as_accumulated(
                 setting, option.layouts
             ):
-                front.add(_scored(setting, schedule, option.layouts, option.peak_gib + over, option.seconds))
+                found = option.layouts, option.peak_gib + over, option.seconds
+                front.add(_scored(setting, family.schedule, *found))
 
 
 def _legal_families(
@@ -200,7 +200,7 @@ def _legal_families(
         if not sizes:
             continue
         laid = space.layouts(setting.config, group, family, space.recomputes(group)[0], sizes[0])
-        config = scheduled(setting.config, space.schedule(setting.config, family))
+        config = scheduled(setting.config, family.schedule)
         if faults := engine_faults(config, laid, setting.engine.name):
             notes.refuse(setting.engine.name, faults, len(sizes) * len(space.recomputes(group)))
         else:

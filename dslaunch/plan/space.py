@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
+from dslaunch.engines.versions import orders
 from dslaunch.hardware.topology import tensor_domain
 from dslaunch.model import shapes
 from dslaunch.model.shapes import divisors
@@ -26,6 +27,10 @@ from dslaunch.schema.strategy import ComponentStrategy
 T = TypeVar("T")
 _SHARED = ("tp", "pp", "vpp", "cp", "dp", "zero", "offload", "micro_batch", "rank_offset")
 RECOMPUTES = ("none", "selective", "full")
+_NEVER_BETTER = frozenset({"gpipe"})
+"""Orders that are not tried: 1F1B takes the same time and no more memory. A step fills, runs and drains alike,
+and a stage holds min(m, p - i) of the m micro-batches that GPipe holds (`dslaunch.plan.case.Case.in_flight`); what
+is beside the pipeline holds no more either (`held_ahead`). tests/real/test_search.py holds the ledgers to it."""
 _OFFLOAD_NEEDS = {"none": 0, "cpu": 1, "nvme": 3, "cpu_params": 3, "nvme_params": 3}
 """The lowest ZeRO stage with which something is moved away."""
 
@@ -69,6 +74,8 @@ class Family:
     offload: str
     etp: int | None = None
     """Ranks that share an expert; None: as many as tp."""
+    schedule: str = "1f1b"
+    """Order of micro-batches."""
 
     def describe(self) -> str:
         """In words, such as `TP8 PP4 DP2 ZeRO-1`."""
@@ -77,7 +84,7 @@ class Family:
         )
         further += f" ETP{self.etp}" if self.etp else ""
         away = "" if self.offload == "none" else f" offload {self.offload}"
-        return f"TP{self.tp} PP{self.pp}{further} DP{self.dp} ZeRO-{self.zero}{away}"
+        return f"TP{self.tp} PP{self.pp}{further} DP{self.dp} ZeRO-{self.zero}{away}{order_words(self.schedule)}"
 
 
 def families(config: RunConfig, engine: Engine, group: Group, offloads: Sequence[str]) -> Iterator[Family]:
@@ -87,7 +94,8 @@ def families(config: RunConfig, engine: Engine, group: Group, offloads: Sequence
             for zero in _chosen(group.pinned("zero"), sorted(_stages(engine, pp))):
                 for offload in _chosen(group.pinned("offload"), [o for o in offloads if o in engine.offload]):
                     if zero >= _OFFLOAD_NEEDS[offload]:
-                        yield Family(tp, pp, vpp, cp, ep, dp, zero, offload, etp)
+                        for order in _orders(config, engine, pp, vpp):
+                            yield Family(tp, pp, vpp, cp, ep, dp, zero, offload, etp, order)
 
 
 def recomputes(group: Group) -> list[str]:
@@ -121,10 +129,23 @@ def layouts(
     }
 
 
-def schedule(config: RunConfig, family: Family) -> str:
-    """The order of micro-batches; the interleaved one is 1F1B where stages are whole."""
-    order = config.training.order(family.vpp)
-    return "1f1b" if order == "interleaved" and family.vpp == 1 else order
+def order_words(schedule: str) -> str:
+    """An order of micro-batches behind a layout, such as ` zb-h1`; nothing where the degrees tell it."""
+    return "" if schedule in ("1f1b", "interleaved") else f" {schedule}"
+
+
+def _orders(config: RunConfig, engine: Engine, pp: int, vpp: int) -> list[str]:
+    """Orders of micro-batches: the usual one, and where none is asked for, all that may be better.
+
+    The interleaved one is 1F1B where stages are whole.
+    """
+    usual = config.training.order(vpp)
+    if usual == "interleaved" and vpp == 1:
+        usual = "1f1b"
+    if config.training.schedule is not None or pp == 1 or vpp > 1:
+        return [usual]
+    every = orders(engine, config.engine.version)
+    return [usual, *sorted(every - _NEVER_BETTER - {usual, "interleaved"})]
 
 
 def scheduled(config: RunConfig, wanted: str) -> RunConfig:
@@ -149,15 +170,13 @@ def _want(
 ) -> ComponentStrategy:
     component = config.model.components[name]
     stages = _split(component, pin, family.pp, family.vpp)
-    return ComponentStrategy.model_validate(
-        {
-            **{key: getattr(family, key) for key in ("tp", "pp", "vpp", "cp", "dp", "zero", "offload")},
-            "ep": family.ep if _has_experts(component) else 1,
-            "etp": family.etp if _has_experts(component) else None,
-            "recompute": pin.recompute or recompute,
-            "layers_per_stage": stages,
-            "rank_offset": group.offset,
-        }
+    return ComponentStrategy.model_construct(  # of values that were validated before
+        **{key: getattr(family, key) for key in ("tp", "pp", "vpp", "cp", "dp", "zero", "offload")},
+        ep=family.ep if _has_experts(component) else 1,
+        etp=family.etp if _has_experts(component) else None,
+        recompute=pin.recompute or recompute,  # type: ignore[arg-type]
+        layers_per_stage=stages,
+        rank_offset=group.offset,
     )
 
 

@@ -123,7 +123,7 @@ class TrainingPlan:
     clip: float
     """Global gradient norm above which gradients are scaled down; 0 is off."""
     schedule: str
-    """1f1b | gpipe | interleaved"""
+    """1f1b | gpipe | interleaved | zb-h1: the order of micro-batches in the pipeline"""
     overlap_comm: bool
     sequence_parallel: bool
     optimizer: str
@@ -244,6 +244,8 @@ class FilesPlan:
     """What the program reads and writes; each as the user gave it."""
 
     data_path: str = ""
+    data_workers: int = 0
+    """Processes of a rank that read samples; 0: a thread does."""
     tokenizer: str = ""
     weights: str = ""
     checkpoint_dir: str = ""

@@ -154,6 +154,8 @@ class StagePrediction:
     time_s: dict[str, float]
     """Seconds in one optimizer step, by term: compute, recompute, tp, cp, ep, pp, launch (the GPU waits
     for its host), dp, optimizer, offload."""
+    pinned_gib_per_rank: float = 0.0
+    """Of host_gib_per_rank, page-locked."""
 
 
 @dataclass(frozen=True)
@@ -218,4 +220,7 @@ class Prediction:
     host_loading_gib: float | None = None
     """Host memory needed on one node while a script has the whole model in each process, before it is cut; None
     where no process has it whole."""
+    host_pinned_gib: float = 0.0
+    """Of host_memory_gib, page-locked by DeepSpeed's offload: the system cannot swap it out. It has no limit but
+    the node's memory."""
     schema: str = PREDICTION_SCHEMA

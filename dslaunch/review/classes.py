@@ -52,6 +52,7 @@ _KEYS: dict[str, Kind] = {
     "launcher.confirm_above": "cosmetic",
     "launcher.bind_cpus": "performance",
     "files.data_path": "convergence",
+    "files.data_workers": "performance",
     "files.tokenizer": "convergence",
     "files.weights": "convergence",
     "files.checkpoint_dir": "reliability",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from dslaunch.engines.native import layers_of
 from dslaunch.engines.registry import ENGINES
 from dslaunch.hardware.corrections import NONE, Correction, Lesson, correction, time_weight
 from dslaunch.hardware.efficiency import Tables
@@ -67,7 +68,7 @@ def taught(
     by_key: dict[str, dict[str, Lesson]] = {}
     family: dict[str, str] = {}
     for plan, each in lessons:
-        key, family_of = _key(plan, tables)
+        key, family_of = kept_as(plan, tables)
         before = by_key.setdefault(key, {run.run: run for run in known.get(key, NONE).runs})
         before[each.run], family[key] = each, family_of
     return [_taught(key, list(runs.values()), family[key], known, tables) for key, runs in by_key.items()]
@@ -81,9 +82,9 @@ def _taught(
     return Taught(key, known.get(key, NONE), found, time_weight(found.plans, time))
 
 
-def _key(plan: Plan, tables: Tables) -> tuple[str, str]:
+def kept_as(plan: Plan, tables: Tables) -> tuple[str, str]:
     """(GPU/software, the software's family)."""
-    family = OF_ENGINE[plan.engine.name].family
+    family = OF_ENGINE[layers_of(plan.engine.name, plan.program.script or plan.program.module)].family
     return tables.key(plan.cluster.gpu, family, ENGINES[plan.engine.name].deepspeed), family
 
 

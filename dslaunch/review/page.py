@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dslaunch.hardware.topology import describe
+from dslaunch.plan.space import order_words
 from dslaunch.planfile import Candidate, Finding, Plan, Prediction
 from dslaunch.planfile.plan import Setting
 from dslaunch.review.columns import lines, width
@@ -40,7 +41,7 @@ def show(config: RunConfig, plan: Plan, prediction: Prediction, explanation: Seq
     _say(
         console,
         f"engine {plan.engine.name} {plan.engine.version}{others}, {precision_words(plan)}, "
-        f"strategy {plan.strategy}",
+        f"strategy {plan.strategy}{_order(plan)}",
     )
     for line in _modes_lines(plan):
         _say(console, line)
@@ -73,6 +74,13 @@ def _show_rows(
     for line in lines(found, width()):
         style = "bold red" if wrong and line.startswith(wrong) else ""
         console.print(Text(line, style=style), soft_wrap=True)
+
+
+def _order(plan: Plan) -> str:
+    """An order of micro-batches that the stages do not tell, such as `, schedule zb-h1`."""
+    pipelined = any(component.pp > 1 for component in plan.components.values())
+    words = order_words(plan.training.schedule) if pipelined else ""
+    return f", schedule{words}" if words else ""
 
 
 def _modes_lines(plan: Plan) -> list[str]:

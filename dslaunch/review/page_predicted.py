@@ -29,6 +29,7 @@ def rows(plan: Plan, prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield f"fullest {where}", f"rank {prediction.worst.rank}: {_sum(prediction)}"
     yield "host memory", (
         f"{prediction.host_memory_gib:.0f} of {prediction.host_limit_gib:.0f} GiB a node"
+        + (f", {locked:.0f} of it page-locked" if (locked := prediction.host_pinned_gib) else "")
         + (", with a copy of what checkpoint.async=true writes" if plan.files.checkpoint_async else "")
         + (f"; {loading:.0f} while a script loads" if (loading := prediction.host_loading_gib) else "")
     )

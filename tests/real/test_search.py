@@ -7,10 +7,12 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import median
 from typing import cast
 
 import pytest
 
+from dslaunch.engines.base import Engine
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.registry import ENGINES
 from dslaunch.flow import Request, configured
@@ -21,6 +23,7 @@ from dslaunch.plan.case import cases
 from dslaunch.plan.engine_choice import candidates, engine_faults, grad_accum
 from dslaunch.plan.evaluate import Evaluated, evaluate
 from dslaunch.plan.findings import fits
+from dslaunch.plan.goals import resized
 from dslaunch.plan.memory import stage_memory
 from dslaunch.plan.search import Found, search
 from dslaunch.plan.sharding import sharded
@@ -55,6 +58,7 @@ class Tried:
     """What brute force found."""
 
     engine: str
+    schedule: str
     found: Evaluated
 
     @property
@@ -105,8 +109,15 @@ def everything(config: RunConfig, offload: str = "none") -> Iterator[tuple[str, 
             together = list(_one_layout(config, pinned))
         for each in together:
             wanted = {part: want.model_copy(update={"offload": offload}) for part, want in each.items()}
-            schedule = "interleaved" if (wanted[trunk].vpp or 1) > 1 else "1f1b"
-            yield name, schedule, wanted
+            for schedule in _orders(engine, wanted[trunk]):
+                yield name, schedule, wanted
+
+
+def _orders(engine: Engine, trunk: ComponentStrategy) -> list[str]:
+    """Every order of micro-batches that goes with the trunk's stages."""
+    if (trunk.vpp or 1) > 1:
+        return ["interleaved"]
+    return ["1f1b"] if trunk.pp == 1 else sorted({"1f1b"} | engine.schedules - {"interleaved"})
 
 
 def _one_layout(config: RunConfig, pinned: Mapping[str, ComponentStrategy]) -> Iterator[Wanted]:
@@ -154,7 +165,7 @@ def brute_force(config: RunConfig, offload: str = "none") -> list[Tried]:
             accum, faults = grad_accum(tried, engine, layouts)
             several = any(layout.num_microbatches > 1 for layout in layouts.values())
             if not faults and accum == engine.grad_accum(training.precision, several):
-                found.append(Tried(name, evaluate(tried, engine, layouts, accum, UNCALIBRATED)))
+                found.append(Tried(name, schedule, evaluate(tried, engine, layouts, accum, UNCALIBRATED)))
     return found
 
 
@@ -176,6 +187,8 @@ def limited(config: RunConfig, gib: float) -> RunConfig:
 
 SCRIPT = ("script=train.py", "goal.engines=[deepspeed,torch,native,megatron_mimo]")
 TORCH = ("engine=torch",)
+SPLIT = ("engine=megatron_deepspeed", "engine.version=0.17.4")
+"""Which can split the backward pass."""
 FIXED, SOME = (
     ComponentStrategy(recompute="full", zero=1, cp=1, ep=1),
     ComponentStrategy(recompute="selective"),
@@ -189,6 +202,7 @@ CASES = [
     (DENSE, "4xA100", {}, TORCH),
     (DENSE, "2x2xA100", {"llm": ComponentStrategy(recompute="none")}, (*TORCH, "strategy.sharding=hsdp")),
     (DENSE, "4xA100", {}, (*TORCH, "strategy.shard=2")),
+    (DENSE, "4xA100", {"llm": ComponentStrategy(tp=1)}, SPLIT),
     (MIXED, "2xA100", {"llm": ComponentStrategy(recompute="full")}, ()),
     (MIXED, "4xA100", {"llm": ComponentStrategy(recompute="full", zero=1)}, ("engine=megatron",)),
     (VLM, "1xA100", {"tower": SMALL}, ()),
@@ -256,6 +270,9 @@ def assert_best(config: RunConfig, tried: list[Tried], *, by_memory: bool) -> No
     best = min((each.point for each in fitting), key=order)
     assert found is not None
     assert order((found.chosen.step_s, found.chosen.peak_gib)) == pytest.approx(order(best))
+    alike = {each.schedule for each in fitting if order(each.point) == pytest.approx(order(best))}
+    assert found.chosen.schedule == found.config.training.schedule
+    assert found.chosen.schedule in alike
     worst = 1.25 * order(best)[0]
     front = {p for p in (e.point for e in fitting) if order(p)[0] <= worst and not beaten(p, fitting)}
     points = [(each.step_s, each.peak_gib) for each in found.front.skyline]
@@ -317,6 +334,92 @@ def test_no_step_is_shorter_than_its_bound(recipe: str, engine: str) -> None:
         shares.append(bound / step_time(every, UNCALIBRATED).step_s)
         assert shares[-1] <= 1 + 1e-12, layout
     assert max(shares) > 0.6  # or it would rule nothing out
+
+
+@pytest.mark.parametrize("recipe", ["llama3_70b", "gpt3_175b"])
+def test_a_split_backward_pass_has_its_bound_and_its_least_memory_is_that_of_some_recompute(recipe: str) -> None:
+    """A larger micro-batch takes no less with the recompute that takes least, and more recompute no less time."""
+    config = recipe_config(f"recipe={recipe}")
+    config = config.model_copy(update={"training": config.training.model_copy(update={"schedule": "zb-h1"})})
+    trunk, engine, shares = config.model.trunk, ENGINES["megatron_deepspeed"], []
+
+    def weighed(layout: Layout) -> list[tuple[float, float]]:
+        every = [
+            cases(config, engine, {trunk: replace(layout, recompute=each)}, "fp32")
+            for each in ("none", "selective", "full")
+        ]
+        return [
+            (
+                max(stage_memory(case[trunk], stage).total for stage in range(layout.pp)),
+                step_time(case, UNCALIBRATED).step_s,
+            )
+            for case in every
+        ]
+
+    for layout in some_layouts(recipe):
+        if layout.pp == 1:
+            continue
+        found = weighed(layout)
+        halved = replace(layout, micro_batch=1, num_microbatches=layout.num_microbatches * layout.micro_batch)
+        assert min(weighed(halved))[0] <= min(found)[0] * (1 + 1e-12), layout
+        assert [each[1] for each in found] == sorted(each[1] for each in found), layout
+        case = cases(config, engine, {trunk: layout}, "fp32")[trunk]
+        bound = least_s(
+            undivided_s(case, UNCALIBRATED, {}), layout.pp, 1, layout.num_microbatches, "zb-h1"
+        )
+        shares.append(bound / found[0][1])
+        assert shares[-1] <= 1 + 1e-12, layout
+    assert max(shares) > 0.6
+
+
+@pytest.mark.parametrize("recipe", ["llama3_70b", "mixtral_8x7b", "vla70b"])
+def test_gpipe_takes_as_long_as_1f1b_and_no_less_memory(recipe: str) -> None:
+    """Which is why no search tries it."""
+    plain = recipe_config(f"recipe={recipe}")
+    orders = {
+        order: plain.model_copy(update={"training": plain.training.model_copy(update={"schedule": order})})
+        for order in ("1f1b", "gpipe")
+    }
+    trunk, worse = plain.model.trunk, 0
+    for layout in some_layouts(recipe):
+        one, other = (
+            cases(config, ENGINES["native"], {trunk: layout}, "fp32") for config in orders.values()
+        )
+        assert step_time(other, UNCALIBRATED).step_s == step_time(one, UNCALIBRATED).step_s
+        for stage in range(layout.pp):
+            least, most = (stage_memory(each[trunk], stage).total for each in (one, other))
+            assert least <= most
+            worse += least < most
+    assert worse > 0
+
+
+@pytest.mark.parametrize("goal", ["fewest_gpus", "deadline", "cost"])
+def test_each_goal_takes_the_size_that_brute_force_takes(goal: str) -> None:
+    """Of one to four nodes, the schedule among what is tried."""
+    words, pins = (*SPLIT, "cluster.price_per_gpu_hour=2"), {"llm": ComponentStrategy(tp=1, pp=2)}
+    config = config_of(DENSE, "4x1xA100", 8, pins, words)
+    tried = {nodes: brute_force(resized(config, nodes)) for nodes in (1, 2, 3, 4)}
+    limit = median(each.found.peak_gib for each in tried[2]) * 1.001
+    best: dict[int, tuple[float, float]] = {
+        nodes: min(fitting)
+        for nodes, every in tried.items()
+        if (fitting := [each.point for each in every if fits(limited(resized(config, nodes), limit), each.found)])
+    }
+    assert sorted(best) == [2, 4]
+    slow = sorted(step for step, _ in best.values())
+    days = (slow[0] + slow[-1]) / 2 * 1000 / 86400
+    asked = {"name": goal, **({"tokens": 8 * 256 * 1000, "days": days} if goal == "deadline" else {})}
+    wanted = {
+        "fewest_gpus": min(best),
+        "deadline": min(n for n, (step, _) in best.items() if step <= days * 86400 / 1000),
+        "cost": min(best, key=lambda n: (n * best[n][0], n)),
+    }[goal]
+    found = search_without_offload(limited(config_of(DENSE, "4x1xA100", 8, pins, words, **asked), limit))
+    assert found is not None
+    assert found.config.cluster.world_size == wanted
+    assert (found.chosen.step_s, found.chosen.peak_gib) == pytest.approx(best[wanted])
+    alike = {e.schedule for e in tried[wanted] if e.point == pytest.approx(best[wanted])}
+    assert found.chosen.schedule in alike
 
 
 def further_layouts(recipe: str) -> Iterator[Layout]:

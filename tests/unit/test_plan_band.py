@@ -8,9 +8,10 @@ import pytest
 
 from dslaunch.errors import PlanError
 from dslaunch.flow import Request, configured, refusing
-from dslaunch.hardware.efficiency import UNCALIBRATED
+from dslaunch.hardware.efficiency import SHIPPED, UNCALIBRATED
 from dslaunch.plan.planner import plan
-from dslaunch.planfile import Band, Finding, Prediction, prediction_from_json, to_json
+from dslaunch.planfile import Band, Finding, Plan, Prediction, prediction_from_json, to_json
+from dslaunch.review.lessons import kept_as
 
 CONFIG = configured(Request(("recipe=vla70b", "cluster=64xA100"), None, (), ()))
 
@@ -96,3 +97,22 @@ def test_a_searched_prediction_survives_its_file() -> None:
     prediction = plan(configured(Request(words, None, (), ())))[1]
     assert prediction.search is not None
     assert prediction_from_json(to_json(prediction)) == prediction
+
+
+@pytest.mark.parametrize("program", ["script=train.py", "module=mine.train"])
+def test_a_program_of_your_own_under_native_is_reckoned_as_under_deepspeed(program: str) -> None:
+    """Its layers are not the runtime's: bands, rates and what is learned of runs are those of its kind."""
+    words = ("recipe=llama3_8b", "cluster=8xH100", "strategy=zero1", "training.grad_accum_dtype=bf16")
+
+    def said(*more: str) -> tuple[Plan, Prediction]:
+        return plan(configured(Request((*words, *more), None, (), ())))
+
+    (own, native), (_, deepspeed) = said("engine=native", program), said("engine=deepspeed", program)
+    assert (native.time_band, native.memory_band) == (deepspeed.time_band, deepspeed.memory_band)
+    one, other = (each.components["llm"][0].time_s["compute"] for each in (native, deepspeed))
+    assert one == other
+    assert kept_as(own, SHIPPED)[1] == "transformers"
+    for runtime in ((), ("module=dslaunch.runtime",)):
+        ours, prediction = said("engine=native", *runtime)
+        assert prediction.time_band != native.time_band
+        assert kept_as(ours, SHIPPED)[1] == "torch"

@@ -89,3 +89,39 @@ def test_the_gpu_has_a_buffer_for_the_largest_gradient_on_its_way_back(
         for more in ("", "strategy.every.offload=cpu")
     )
     assert away["buffers"] - here["buffers"] == pytest.approx(embedding * 128256 * 4096 * 2 / 2**30, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "locked_gib"),
+    [
+        ("strategy=zero2_cpu_offload", 4 + 2 + 4 + 1),
+        (f"strategy=zero2_cpu_offload {UNLOCKED}", 0),
+        ("strategy=zero2", 0),
+    ],
+)
+def test_page_locked_memory_is_a_figure_of_its_own(
+    dslaunch: CommandLine, words: str, locked_gib: float
+) -> None:
+    """Rounded up: fp32 weights, 16-bit ones, fp32 gradients of an eighth of 8.03B, and a table's gradient."""
+    line = f"plan recipe=llama3_8b cluster=8xA100 {words} --accept memory.gpu"
+    plan = planned(dslaunch, line)
+    assert plan["host_pinned_gib"] == pytest.approx(8 * locked_gib)
+    (stage,) = plan["components"]["llm"]["stages"]
+    assert stage["pinned_gib_per_rank"] == pytest.approx(locked_gib)
+    assert (f", {8 * locked_gib} of it page-locked" in dslaunch(line).out) is (locked_gib > 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "strategy=zero3_cpu_offload",
+        "strategy=zero3_cpu_offload training.grad_accum_dtype=fp32",
+        "strategy=zero1_cpu_offload model.components.llm.train=lora model.components.llm.lora.rank=8",
+        "strategy=zero3_nvme_offload strategy.nvme.path=/nvme",
+    ],
+)
+def test_no_more_is_page_locked_than_host_memory_is_taken(dslaunch: CommandLine, words: str) -> None:
+    plan = planned(dslaunch, f"plan recipe=llama3_8b cluster=8xA100 {words} --accept memory.gpu")
+    (stage,) = plan["components"]["llm"]["stages"]
+    assert 0 < stage["pinned_gib_per_rank"] <= stage["host_gib_per_rank"]
+    assert 0 < plan["host_pinned_gib"] <= plan["host_memory_gib"]

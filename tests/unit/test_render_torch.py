@@ -70,7 +70,7 @@ def test_gradients_that_are_views_of_the_buckets_take_less(dslaunch: CommandLine
     ("words", "message"),
     [
         (["strategy=hsdp", "strategy.shard=24"], "strategy.shard is 24: dp 64 (llm) / 24 = 2.667 is not whole"),
-        (["strategy=fsdp2", "strategy.shard=8"], "which strategy.sharding=hsdp reads; it is fsdp2"),
+        (["strategy=fsdp2", "strategy.shard=8"], "strategy.sharding fsdp2: hsdp alone reads it"),
         (["strategy=zero3", "strategy.ddp.static_graph=true"], "strategy.ddp is for sharding ddp of engine torch"),
         (["strategy=hsdp", "engine=deepspeed"], "strategy.sharding is hsdp; deepspeed takes zero"),
         (["strategy=ddp", "strategy.ddp.comm_hook=int8"], "Allowed: none, fp16, bf16, power_sgd"),

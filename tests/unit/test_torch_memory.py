@@ -93,3 +93,21 @@ def test_offloaded_weights_of_fsdp_are_on_the_host() -> None:
     assert memory(RUNS[name]).weights > 6
     away = memory(changed(name, offload="params->cpu"))
     assert (away.weights, away.optimizer) == (0, 0)
+
+
+def test_gradients_that_are_reduced_once_a_step_are_whole_until_then() -> None:
+    """Four micro-batches under FSDP: 8.03e9 parameters in fp32, beside what each rank has of them sharded."""
+    run = changed("torchtitan-l3-8b-fsdp8-compile", global_batch=4 * 16)
+    late = Record.model_validate(run.model_dump() | {"software": {"whole_gradients": True}})
+    more = memory(late).total - memory(run).total
+    assert more == pytest.approx(8.03e9 * 4 / 2**30, rel=0.01)
+    once = Record.model_validate(late.model_dump() | {"global_batch": 16})
+    assert memory(once).total == memory(changed(run.id, global_batch=16)).total
+
+
+def test_gathered_logits_are_not_shared_by_the_ranks_of_a_tp_group() -> None:
+    run = changed("torchtitan-l3-8b-fsdp8-compile", tp=2, dp=4, global_batch=8)
+    whole = Record.model_validate(run.model_dump() | {"software": {"gathered_logits": True}})
+    alone = changed(run.id, global_batch=16)
+    assert memory(whole).logits == pytest.approx(memory(alone).logits, rel=0.02)
+    assert memory(run).logits < 0.7 * memory(whole).logits
