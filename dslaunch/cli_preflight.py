@@ -80,10 +80,11 @@ def _target(request: Request) -> tuple[Target, Path]:
     """What is to be asked, and run.root.
 
     Raises:
-        ConfigError: an unknown launcher, or hosts that do not fit the plan.
+        ConfigError: an unknown launcher, an interpreter that is not here, or hosts that do not fit the plan.
         LaunchError: there is nothing that this machine could ask (status 5).
     """
     from dslaunch.launch.before import can_ask, target_of
+    from dslaunch.launch.checks import check_python
     from dslaunch.launch.choose import choose
     from dslaunch.launch.request import LaunchRequest
     from dslaunch.run.folder import planned
@@ -101,7 +102,10 @@ def _target(request: Request) -> tuple[Target, Path]:
     # Both are set in a job, which asks about its own run.
     run_dir = Path(os.environ.get("DSLAUNCH_RUN_DIR") or planned(root, plan.name))
     work_dir = Path(os.environ.get("DSLAUNCH_WORK_DIR") or Path.cwd())
-    target = target_of(LaunchRequest(plan, files, run_dir, work_dir, os.environ, wait=False), launcher)
+    asked = LaunchRequest(plan, files, run_dir, work_dir, os.environ, wait=False)
+    target = target_of(asked, launcher)
+    if target.way == "here":
+        check_python(asked)
     return target, run_dir.parent
 
 

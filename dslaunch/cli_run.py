@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from dslaunch.arguments import VERBS
-from dslaunch.errors import ConfigError, listed
+from dslaunch.errors import ConfigError
 from dslaunch.output import tell
 
 Verb = Callable[..., int]
@@ -181,10 +181,10 @@ def _folder(verb: str, words: tuple[str, ...], *, needed: bool = False) -> Path:
     Args:
         needed: nothing is not taken for the newest run, since the verb changes it.
     """
-    from dslaunch.run.find import find_run
+    from dslaunch.run.find import find_run, run_and_root
     from dslaunch.run.sweeps import find_sweep
 
-    run, root = _run_and_root(verb, words)
+    run, root = run_and_root(verb, words)
     if sweep := find_sweep(run, root):
         raise ConfigError(f"{verb} takes one run, and {sweep.name} is a sweep. Name one: {sweep.name}.1")
     if needed and not run:
@@ -193,22 +193,12 @@ def _folder(verb: str, words: tuple[str, ...], *, needed: bool = False) -> Path:
     return find_run(run, root)
 
 
-def _run_and_root(verb: str, words: tuple[str, ...]) -> tuple[str, Path]:
-    """The word that names a run or a sweep, empty where there is none, and run.root."""
-    from dslaunch.schema.launch import Run
-
-    roots = [word.removeprefix("run.root=") for word in words if word.startswith("run.root=")]
-    runs = [word for word in words if not word.startswith("run.root=")]
-    if len(runs) > 1 or len(roots) > 1:
-        raise ConfigError(f"{verb} takes one run, and run.root=DIR; found {listed(words)}.")
-    return (runs[0] if runs else ""), Path(roots[0] if roots else Run().root)
-
-
 def _sweep(verb: str, words: tuple[str, ...]) -> Path | None:
     """The folder of the sweep that is meant; None where a run is."""
+    from dslaunch.run.find import run_and_root
     from dslaunch.run.sweeps import find_sweep
 
-    return find_sweep(*_run_and_root(verb, words))
+    return find_sweep(*run_and_root(verb, words))
 
 
 def _launched(sweep: Path) -> list[Path]:

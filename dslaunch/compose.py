@@ -7,7 +7,7 @@ it does with `++`, so that the schema judges them, not Hydra. Nothing is instant
 
 from __future__ import annotations
 
-import copy
+import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ _UNUSED = tuple(
     for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 )
 """What @hydra.main alone uses: a sixth of the time to compose."""
+_GLOBAL = re.compile(r"^#\s*@package\s+_global_\s*$", re.MULTILINE)
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
@@ -91,8 +92,8 @@ def compose(recipe: str, overrides: Sequence[str], site: Path | None = None) -> 
     check_recipe(folder / f"{recipe}.yaml", site)
     groups, keys = _read(overrides, site)
     try:
-        config, choices = _joined(recipe, groups, folder.resolve(), site and site.resolve(), _stamps(site))
-        tree = _with_keys(config, keys)
+        joined, choices = _joined(recipe, groups, folder.resolve(), site and site.resolve(), _stamps(site))
+        tree = _with_keys(joined, keys)
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_mistake(error)) from error
     except RecursionError as error:
@@ -118,16 +119,16 @@ def _stamps(site: Path | None) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in files)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _joined(
     recipe: str,
     groups: tuple[str, ...],
     folder: Path,
     site: Path | None,
     stamps: tuple[tuple[str, int, int], ...],
-) -> tuple[DictConfig, dict[str, Any]]:
-    """The recipe with its groups, and the choice of each; kept, since a comparison, a sweep or a review composes
-    the same groups with other keys.
+) -> tuple[bytes, dict[str, Any]]:
+    """The recipe with its groups (pickled), and the choice of each; kept, since a comparison, a sweep or a review
+    composes the same groups with other keys.
 
     Args:
         folder: the recipe's; absolute, as `site` is.
@@ -143,12 +144,12 @@ def _joined(
             return_hydra_config=True,
         )
     kept = [key for key in config if key != "hydra"]
-    return OmegaConf.masked_copy(config, kept), dict(config.hydra.runtime.choices)
+    return pickle.dumps(OmegaConf.masked_copy(config, kept)), dict(config.hydra.runtime.choices)
 
 
-def _with_keys(config: DictConfig, keys: Sequence[Override]) -> dict[Any, Any]:
+def _with_keys(pickled: bytes, keys: Sequence[Override]) -> dict[Any, Any]:
     """The tree with single keys set, as Hydra sets those of `++`."""
-    changed = copy.deepcopy(config)
+    changed: DictConfig = pickle.loads(pickled)  # a copy, in a sixth of the time of copy.deepcopy
     for each in keys:
         OmegaConf.update(changed, each.key_or_group, each.value(), merge=True, force_add=True)
     tree = OmegaConf.to_container(changed, resolve=True)
@@ -316,10 +317,15 @@ def _group_files(choices: dict[str, Any], site: Path | None) -> list[tuple[tuple
         name = sized["type"] if sized else choice
         for folder in group_folders(group, site):
             if (file := folder / f"{name}.yaml").is_file():
-                found.append(((group,), file))
+                found.append((() if _stands_at_the_root(file) else (group,), file))
                 break
     base = data_root() / "conf" / "base.yaml"
     return [*found, ((), base)]
+
+
+def _stands_at_the_root(file: Path) -> bool:
+    """Whether a group's file names keys from the root of the tree on: `# @package _global_`."""
+    return bool(_GLOBAL.search(file.read_text(encoding="utf-8", errors="replace")))
 
 
 def _quoted(value: str) -> str:

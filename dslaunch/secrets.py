@@ -7,7 +7,8 @@ and a URL with user and password. A value that is expanded from elsewhere (`$NAM
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 _ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CREDENTIALS")
@@ -37,6 +38,34 @@ def may_be_secret(value: str) -> bool:
     """Whether this value of a variable with a secret's name can be one: no number, flag, path or gap to fill."""
     flag = value.isdecimal() or value.lower() in ("", "true", "false", "none")
     return not flag and not value.startswith(("<", "/")) and not _GAP.match(value)
+
+
+_DRAWN = re.compile(r"(?=[0-9_+.=-]*[A-Za-z])(?=[A-Za-z_+.=-]*[0-9])[A-Za-z0-9_+.=-]{12,}[A-Za-z0-9_/+.=-]*")
+"""What issuers draw: letters and digits. A word such as [PAD] or im_start, or a path, is none."""
+_GIVEN = re.compile(rf"(?P<before>\b(?P<name>[A-Za-z_][\w-]*)['\"]?\s*[=:]\s*['\"]?)(?P<value>{_DRAWN.pattern})")
+HIDDEN = "<secret>"
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("--") and is_secret_name(word.lstrip("-").replace("-", "_"))
+
+
+def in_arguments(words: Sequence[str]) -> Iterator[str]:
+    """The options of a command line whose value is drawn, and whose name says that it is a secret."""
+    for word, after in pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        if _is_option(option) and _DRAWN.fullmatch(value if equals else after):
+            yield option
+
+
+def hidden(text: str) -> str:
+    """`text` with HIDDEN in the place of what has a secret's shape, or is drawn and stands behind its name."""
+
+    def without(found: re.Match[str]) -> str:
+        named = is_secret_name(found["name"].replace("-", "_"))
+        return found["before"] + HIDDEN if named else found[0]
+
+    return _GIVEN.sub(without, SHAPES.sub(HIDDEN, text))
 
 
 def shaped(value: Any, key: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from dslaunch.output import bar
 from dslaunch.planfile import Finding, prediction_from_json
 from dslaunch.run.sweeps import Sweep, SweepRun
 
+_MOST = 1000
+"""SLURM's arrays take 1,001 tasks, unless a site sets MaxArraySize; a plan takes about half a second."""
 _FIGURES = ("layout", "GPU memory", "step", "speed", "cost", "findings")
 
 
@@ -42,8 +45,10 @@ def members(request: Request) -> list[Member | Refused]:
     """Every combination of the values, planned and rendered; the last override varies fastest.
 
     Raises:
-        ConfigError: no override has several values.
+        ConfigError: no override has several values, or they make too many combinations.
     """
+    if recipe := next((word for word in request.overrides if word.startswith("recipe=") and "," in word), ""):
+        raise ConfigError(f"{recipe}: a sweep has one recipe. Give several values of its keys, or launch twice.")
     values = [swept(word) for word in request.overrides]
     if all(len(each) == 1 for each in values):
         raise ConfigError(
@@ -51,6 +56,9 @@ def members(request: Request) -> list[Member | Refused]:
             "training.seed=range(1,5). A key that is text (env.*, script, launcher.slurm.*) takes a comma as a "
             "part of its value; several are written script=choice(a.py,b.py)."
         )
+    count = math.prod(map(len, values))
+    if count > _MOST:
+        raise ConfigError(f"--multirun: {count:,} combinations. Give fewer values: a sweep has {_MOST:,} at most.")
     several = [index for index, each in enumerate(values) if len(each) > 1]
     combinations = list(itertools.product(*values))
     with bar(f"{len(combinations)} plans", len(combinations)) as advance:

@@ -15,6 +15,12 @@ from tests.memo import remember
 
 _OBJECTS = 50_000
 """Made between two collections of garbage: what is remembered would be looked through again and again."""
+_OF_A_LAUNCH = re.compile(
+    r"DSLAUNCH_(RUN_DIR|WORK_DIR|PLAN|DS_CONFIG|ATTEMPT|RESUME|RUNNER|PYTHON|HOSTS|HOSTFILE|NODE_RANK|MASTER_\w+)"
+    r"|(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|CUDA_VISIBLE_DEVICES"
+    r"|(MASTER|SLURM|SBATCH|OMPI|TORCHELASTIC)_\w+"
+)
+"""Variables of a launch or of a job that the tests may be started in, and are no part of."""
 _COMPARED = re.compile(r"(\d+) .*\b0 disagreements")
 _REAL = {
     "test_rules_against_deepspeed": "DeepSpeed's parser",
@@ -27,6 +33,8 @@ _REAL = {
 def pytest_configure() -> None:
     gc.set_threshold(_OBJECTS)
     os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; a test that means a width says so
+    for name in filter(_OF_A_LAUNCH.fullmatch, list(os.environ)):
+        del os.environ[name]
     remember()
 
 

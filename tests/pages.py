@@ -33,7 +33,7 @@ _PATH = re.compile(r"# ([\w./-]+\.(?:yaml|py|sh))\n")
 _STATUS = re.compile(r"\s+# exit status (\d+)$")
 _FIGURES = re.compile(r"[\d.,]+")
 _SPACE = re.compile(r"\s+|[─━-]{2,}")
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 @dataclass

@@ -116,7 +116,7 @@ def check_machine(request: LaunchRequest, launcher: str) -> None:
     if launcher and request.plan.supervision.wandb and (fault := missing()):
         raise ConfigError(fault)
     if launcher in ("local", "torchrun"):
-        _check_python(request)
+        check_python(request)
         if request.plan.cluster.nodes == 1:
             _check_port(request.plan.launcher.master_port)
     if launcher == "slurm" and not request.inside_allocation:
@@ -176,7 +176,8 @@ def _check_environment(request: LaunchRequest) -> None:
         )
 
 
-def _check_python(request: LaunchRequest) -> None:
+def check_python(request: LaunchRequest) -> None:
+    """Raises ConfigError where the interpreter of the training is not on this machine."""
     python = request.plan.launcher.python or sys.executable
     name = str(request.absolute(python)) if "/" in python else python
     if not shutil.which(name, path=request.environ.get("PATH")):

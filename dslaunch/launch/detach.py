@@ -14,6 +14,7 @@ from dslaunch.errors import ConfigError, DslaunchError
 from dslaunch.launch.execute import execute
 from dslaunch.launch.steps import Step, Submit
 from dslaunch.run.attempts import attempt_of, logs_of
+from dslaunch.run.find import word_for
 from dslaunch.run.now import look
 
 Echo = Callable[[str], None]
@@ -53,7 +54,7 @@ def _detached(supervising: Callable[[Echo], int], folder: Path, echo: Echo) -> i
         _go_on(supervising, log)
     status = _started(pid, folder)
     if status is None:
-        name = folder.name
+        name = word_for(folder)
         echo(
             f"process {pid} supervises it from here on; this shell may end\n"
             f"  dslaunch status {name} | logs {name} --follow | watch {name} | stop {name}"

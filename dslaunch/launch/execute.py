@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +23,7 @@ from dslaunch.launch.steps import (
 from dslaunch.launch.submit import follow_jobs, submit
 from dslaunch.launch.supervised import run_attempts
 from dslaunch.planfile import plan_from_json
+from dslaunch.run.agent import free_port
 from dslaunch.run.code import record_code
 from dslaunch.run.folder import write_files
 from dslaunch.run.state import State, append_event, update_state, write_state
@@ -75,14 +75,6 @@ def _stage(step: Stage, run_dir: Path, echo: Callable[[str], None]) -> None:
         update_state(run_dir, status="failed")
         append_event(run_dir, "failed", why=str(error))
         raise
-
-
-def free_port() -> int:
-    """A TCP port that no process of this machine listens on."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _execute(step: Execute, run_dir: Path, echo: Callable[[str], None]) -> int:

@@ -15,6 +15,7 @@ from dslaunch.errors import ConfigError, LaunchError
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Create, Step
 from dslaunch.render.kubernetes import FILE
+from dslaunch.run.find import word_for
 from dslaunch.run.state import append_event, update_state
 
 _LIMIT_S = 120.0
@@ -101,7 +102,7 @@ def create(step: Create, run_dir: Path, echo: Callable[[str], None]) -> None:
         )
     update_state(run_dir, status="submitted")
     append_event(run_dir, "submitted", created=done.stdout.split("\n"))
-    name = run_dir.name
+    name = word_for(run_dir)
     echo(f"{done.stdout.strip()}\n  dslaunch status {name} | logs {name} --follow | stop {name}")
 
 

@@ -102,7 +102,9 @@ class Link:
     def cut(self) -> None:
         """End the connection at once; an agent that still runs notices and ends its ranks."""
         if self._process.returncode is None:
-            self._process.kill()
+            # Not process.kill(), which reaps an ssh that has just ended, and asyncio says that it lost a child.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """End the connection and reap ssh."""

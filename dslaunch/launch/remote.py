@@ -152,7 +152,8 @@ class Launch:
                 record.parent.mkdir(exist_ok=True)
                 write_file(record, f"{status}\n")
         if status and not self._stopping:
-            self._lines.say(f"{tag} exits {status}; the others are ended")
+            who = f"rank {tag}" if self._job.runner == "direct" else tag
+            self._lines.say(f"{who} exits {status}; the others are ended")
             self.stop(status)
 
     async def _sweep(self, host: str) -> None:

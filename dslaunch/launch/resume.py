@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dslaunch.launch.universal import conversion_of
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, begin_attempt
 from dslaunch.run.checkpoints import checkpoint_dir, newest_checkpoint
+from dslaunch.run.find import word_for
 from dslaunch.run.folder import verify
 from dslaunch.run.generations import complete
 from dslaunch.run.kube import job_of
@@ -87,19 +89,19 @@ def resume(
 
 
 def _refuse(folder: Path, now: Now) -> None:
-    name = folder.name
+    name, word, path = folder.name, word_for(folder), shlex.quote(str(folder))
     if now.standing == "finished":
         raise ConfigError(
             f"{name}: has finished; nothing is left to resume. To train anew, in a folder of its own: "
-            f"dslaunch launch {folder}"
+            f"dslaunch launch {path}"
         )
     if now.standing == "unsupervised":
-        raise ConfigError(f"{name}: {now.why}. End it first: dslaunch stop {name}")
+        raise ConfigError(f"{name}: {now.why}. End it first: dslaunch stop {word}")
     if now.standing in ("queued", "running", "unknown"):
         why = f" ({now.why})" if now.why else ""
-        raise ConfigError(f"{name}: is {now.standing}{why}. To end it first: dslaunch stop {name}")
+        raise ConfigError(f"{name}: is {now.standing}{why}. To end it first: dslaunch stop {word}")
     if not now.state.launcher or not now.state.work_dir:
-        raise ConfigError(f"{name}: was never launched from here. To launch its files: dslaunch launch {folder}")
+        raise ConfigError(f"{name}: was never launched from here. To launch its files: dslaunch launch {path}")
     assert now.standing in (*ENDED, "prepared")
 
 
@@ -112,14 +114,15 @@ def _start(plan: Plan, folder: Path, now: Now, from_scratch: bool) -> str:
     if saved and from_scratch:
         raise ConfigError(
             f"--from-scratch: {place} holds {saved.path.name}, which would be loaded. To train anew, in a "
-            f"folder of its own: dslaunch launch {folder}"
+            f"folder of its own: dslaunch launch {shlex.quote(str(folder))}"
         )
     if saved:
         return f"{saved.path.name} in {place}"
     if not from_scratch:
         raise ConfigError(
             f"{folder.name}: no checkpoint in {place}: it ended before the first was saved (checkpoint.every is "
-            f"{plan.files.checkpoint_every}). To start at step 0: dslaunch resume {folder.name} --from-scratch"
+            f"{plan.files.checkpoint_every}). To start at step 0: "
+            f"dslaunch resume {word_for(folder)} --from-scratch"
         )
     return "step 0"
 
@@ -129,7 +132,7 @@ def _start_on_volume(folder: Path, from_scratch: bool) -> str:
     if not job_of(folder).keeps and not from_scratch:
         raise ConfigError(
             f"{folder.name}: its checkpoints went with its pods, for launcher.kubernetes.volume_claim named no "
-            f"volume. To start at step 0: dslaunch resume {folder.name} --from-scratch"
+            f"volume. To start at step 0: dslaunch resume {word_for(folder)} --from-scratch"
         )
     return "step 0" if from_scratch else "the newest checkpoint on its volume"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from dslaunch.errors import ConfigError, DslaunchError, LaunchError
 from dslaunch.launch.follow import follow
 from dslaunch.launch.steps import Step, Submit, SubmitArray
+from dslaunch.run.find import word_for
 from dslaunch.run.folder import write_file
 from dslaunch.run.now import refused
 from dslaunch.run.ranks import fault
@@ -129,7 +130,7 @@ def follow_jobs(run_dir: Path, echo: Callable[[str], None]) -> int | None:
             job = behind.pop(0)
             end = _shown(job, run_dir, echo)
     except KeyboardInterrupt:
-        echo(f"job {job} goes on. To end it: dslaunch stop {run_dir.name}")
+        echo(f"job {job} goes on. To end it: dslaunch stop {word_for(run_dir)}")
         return None
     return _recorded(job, end, run_dir, echo)
 

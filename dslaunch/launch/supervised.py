@@ -24,7 +24,7 @@ from dslaunch.launch.watching import Watch
 from dslaunch.planfile import Plan
 from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
 from dslaunch.run.causes import Ending, Facts, judge
-from dslaunch.run.checkpoints import checkpoint_dir
+from dslaunch.run.checkpoints import checkpoint_dir, newest_checkpoint
 from dslaunch.run.disk import full_disks, give_back, reserve
 from dslaunch.run.interval import measured_interval
 from dslaunch.run.kernel import Kernel
@@ -34,6 +34,7 @@ from dslaunch.run.processes import Process, identify
 from dslaunch.run.ranks import fault
 from dslaunch.run.records import furthest, read_ranks
 from dslaunch.run.state import append_event, read_state, update_state
+from dslaunch.run.status import resume_words, run_plan
 from dslaunch.run.supervise import Ended, noted_signals, pause, supervise
 
 
@@ -125,8 +126,13 @@ def _stopped(run_dir: Path, exit_status: int, stopped_by: str, echo: Callable[[s
     """A stop signal came between two attempts."""
     update_state(run_dir, status="stopped")
     append_event(run_dir, "stopped", exit_status=exit_status, why=f"{stopped_by} ended it")
-    echo(f"the job stopped: {stopped_by} ended it while it waited for its restart")
+    echo(f"the job stopped: {stopped_by} ended it while it waited for its restart. {_to_go_on(run_dir)}")
     return 1
+
+
+def _to_go_on(run_dir: Path) -> str:
+    saved = newest_checkpoint(checkpoint_dir(run_plan(run_dir), run_dir, read_state(run_dir).work_dir))
+    return f"To go on: {resume_words(run_dir, saved is not None)}"
 
 
 def _supervising(run_dir: Path, process: Process) -> None:
@@ -206,7 +212,11 @@ def _give_up(
 ) -> int:
     outcome = "stopped" if ending.cause == "user" else "failed"
     _finish(run_dir, outcome, attempt, ending.why, outside)
-    tail = "" if ending.cause == "user" else f" {decision.why}. Next: {policies()[ending.cause].next}."
+    tail = (
+        f" {_to_go_on(run_dir)}."
+        if ending.cause == "user"
+        else f" {decision.why}. Next: {policies()[ending.cause].next}."
+    )
     outside.echo(f"the job {outcome} ({ending.cause}): {ending.why}.{tail} Its output is in {attempt.log}")
     return 1
 

@@ -17,6 +17,7 @@ from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Step, SubmitArray
 from dslaunch.launch.submit import follow_jobs
 from dslaunch.planfile import Plan
+from dslaunch.run.find import word_for
 from dslaunch.run.folder import create_at
 from dslaunch.run.state import read_state
 from dslaunch.run.sweeps import Sweep, SweepRun, run_folder, sweep_folder, write_sweep
@@ -98,7 +99,8 @@ def _through_slurm(runs: Sequence[Planned], sweep: Sweep, folder: Path, at_once:
         create_at(request.run_dir)
         execute(code_steps(request, None), request.run_dir, "slurm", how.echo)
     submit_arrays(steps, folder, how.echo)
-    how.echo(f"dslaunch status {folder.name} | logs {folder.name} | compare {folder.name} | stop {folder.name}")
+    word = word_for(folder)
+    how.echo(f"dslaunch status {word} | logs {word} | compare {word} | stop {word}")
     return _followed([request.run_dir for _, request in requests], how) if how.wait else 0
 
 

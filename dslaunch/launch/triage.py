@@ -22,6 +22,7 @@ from dslaunch.preflight import preflight
 from dslaunch.run.attempts import attempt_of, logs_of
 from dslaunch.run.checkpoints import SavedState, checkpoint_dir, newest_checkpoint, saved_before
 from dslaunch.run.failure import Failure, failure_of
+from dslaunch.run.find import word_for
 from dslaunch.run.folder import verify, write_files
 from dslaunch.run.now import Now, look
 from dslaunch.run.processes import Process
@@ -72,7 +73,7 @@ def _refuse(run_dir: Path, now: Now) -> None:
     if now.standing in ("finished", "prepared", "queued", "running", "unsupervised", "unknown"):
         raise ConfigError(
             f"{run_dir.name}: is {now.standing}, and triage repeats a run that failed. Look: dslaunch status "
-            f"{run_dir.name}"
+            f"{word_for(run_dir)}"
         )
 
 
@@ -138,7 +139,7 @@ def _started(process: Process) -> None:
 
 
 def _variables(request: LaunchRequest, *, resumes: bool) -> Mapping[str, str]:
-    from dslaunch.launch.execute import free_port
+    from dslaunch.run.agent import free_port
 
     place = {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1"}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -10,8 +10,10 @@ Bandwidth is the bus bandwidth: 2 (n - 1) / n * bytes / seconds for n ranks, wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -43,10 +45,12 @@ def main(request: Request, host: str) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
+    """Of those that Linux gives to no connection (ip_local_port_range, ip(7)) before the ranks use it."""
+    for port in random.sample(range(10_000, 32_000), 100):
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no TCP port is free")
 
 
 def _start(request: Request, node: int, local: int, end: float) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import socket
@@ -360,16 +361,20 @@ def _port(request: Request, host: str) -> dict[str, Any]:
     """Whether the rendezvous can listen here, and a port that is free; asked of the master alone."""
     if host != request["master"]:
         return {}
-    with socket.socket() as trial:
-        trial.bind(("", 0))
-        free = trial.getsockname()[1]
+    # Of those that Linux gives to no connection (ip_local_port_range, ip(7)) before the ranks use it.
+    free = next(port for port in random.sample(range(10_000, 32_000), 100) if not _taken(port))
+    return {"free": free, "fault": _taken(request["port"])}
+
+
+def _taken(port: int) -> str:
+    """Why nobody can listen on the port; empty where one can."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind(("", request["port"]))
+            trial.bind(("", port))
         except OSError as error:
-            return {"free": free, "fault": error.strerror}
-    return {"free": free, "fault": ""}
+            return str(error.strerror)
+    return ""
 
 
 def _locks(request: Request, host: str) -> list[dict[str, Any]]:

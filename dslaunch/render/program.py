@@ -110,7 +110,7 @@ def launch_blocker(plan: Plan, extra: Mapping[str, Any]) -> str:
     if not plan.program.script and not plan.program.module:
         return (
             f"engine {plan.engine.name} runs a training script of yours, and none is named. "
-            "Add script=PATH, and its arguments after --"
+            "Add script=PATH, and its arguments after --; or module=dslaunch.runtime, which trains a model's file"
         )
     return ""
 

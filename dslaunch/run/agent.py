@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -34,6 +35,8 @@ _BEAT_S = 2.0
 _ORDER_LIMIT_S = 600.0
 _FLUSH_LIMIT_S = 60.0
 _CHUNK = 1 << 16
+_PORTS = range(10_000, 32_000)
+"""Below those that Linux gives to connections (ip_local_port_range, ip(7))."""
 _SIOCGIFADDR = 0x8915
 """netdevice(7)."""
 _FULL = 1 << 20
@@ -210,7 +213,7 @@ def main() -> None:
         # A handler that does nothing: what is ignored would be ignored by the ranks as well.
         signal.signal(sign, lambda _number, _frame: None)
     channel = Channel()
-    channel.answer("hello", address=_reached_at(), addresses=_addresses(), port=_free_port())
+    channel.answer("hello", address=_reached_at(), addresses=_addresses(), port=free_port())
     orders: list[dict[str, Any]] = []
     while channel.open and not orders and time.monotonic() - channel.heard < _ORDER_LIMIT_S:
         _, orders = channel.exchange([], timeout_s=1.0)
@@ -279,8 +282,11 @@ def _addresses() -> list[str]:
     return found
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A TCP port that no process of this machine has, and that no connection is given before it is used."""
+    for port in [*random.SystemRandom().sample(_PORTS, 100), 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            chosen: int = probe.getsockname()[1]
+            return chosen
+    raise OSError("no TCP port is free")

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from dslaunch.errors import ConfigError
+from dslaunch.run.find import word_for
 from dslaunch.run.state import append_event, update_state
 
 _BEGINS_WITHIN_S = 60.0
@@ -45,7 +46,7 @@ def begin_attempt(folder: Path, why: str) -> int:
         if not _abandoned(logs):
             raise ConfigError(
                 f"{logs}: exists, so another command is starting attempt {ended + 1} of this run right now. Look: "
-                f"dslaunch status {folder.name}"
+                f"dslaunch status {word_for(folder)}"
             ) from error
     ranks = folder / "ranks"
     ranks.mkdir(exist_ok=True)

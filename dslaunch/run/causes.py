@@ -22,6 +22,9 @@ _JUDGED_RANKS = 16
 _SIGNAL = 128
 """A shell reports signal N as 128 + N."""
 _SSH_FAILED = 255
+_SAID_LAST = ("program", "configuration", "wrong_program")
+"""Causes that a rank's exit status names, and the last line of its log explains."""
+_STOPPED_BY = {"SIGINT": " (Ctrl-C)", "SIGHUP": " (its terminal is gone)"}
 _TERMINATED, _KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
 _KERNEL_CAUSES = {
     "host_memory": re.compile(r"oom-kill|out of memory: Killed process", re.IGNORECASE),
@@ -81,7 +84,8 @@ class Facts:
 def judge(facts: Facts) -> Ending:
     """The cause of an attempt's end; the first kind of evidence that there is decides. (Hangs: the watchdog.)"""
     if facts.stopped_by:
-        return Ending("user", (Evidence("this command", f"got {facts.stopped_by}"),))
+        by = _STOPPED_BY.get(facts.stopped_by, "")
+        return Ending("user", (Evidence("the supervisor", f"got {facts.stopped_by}{by}"),))
     first, cause, line = _where_it_began(facts)
     exits = _exit_evidence(first, facts)
     rank, host = (first.rank, first.host) if first else (None, "")
@@ -125,7 +129,7 @@ def _by_its_log(rank: RankRecord, logs: Path) -> tuple[str, Evidence | None]:
         return found
     # ssh's own failure has this status too, but a rank that gives it is a program that says `exit(-1)`.
     cause = "program" if rank.status == _SSH_FAILED else _from_status(rank.status)
-    return cause, lines[-1] if lines and cause == "program" else None
+    return cause, lines[-1] if lines and cause in _SAID_LAST else None
 
 
 def _exit_evidence(first: RankRecord | None, facts: Facts) -> tuple[Evidence, ...]:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from dslaunch.run.folder import write_file
+from dslaunch.secrets import hidden
 
 CODE_SCHEMA = "dslaunch.code/1"
 _LIMIT_S = 20.0
@@ -16,6 +17,7 @@ _LIMIT_S = 20.0
 def record_code(folder: Path, source: Path) -> None:
     """Write code.json, and code.diff where tracked files differ from the revision.
 
+    What looks like a secret in them is left out of code.diff, and code.json says that something was.
     A folder that is no checkout, or a machine without git, gives a code.json whose revision is empty.
     """
     revision = _git(source, "rev-parse", "--verify", "HEAD").strip()
@@ -27,11 +29,12 @@ def record_code(folder: Path, source: Path) -> None:
         "checkout": root,
         "revision": revision,
         "changed": bool(diff),
+        "hidden": hidden(diff) != diff,
         "untracked": [name for name in untracked.split("\0") if name],
     }
     write_file(folder / "code.json", json.dumps(code, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     if diff:
-        write_file(folder / "code.diff", diff)
+        write_file(folder / "code.diff", hidden(diff))
 
 
 def _git(source: Path, *words: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from dslaunch.errors import ConfigError, LaunchError, listed
 from dslaunch.run import kube
 from dslaunch.run.attempts import attempt_of, logs_of
+from dslaunch.run.find import word_for
 from dslaunch.run.now import ENDED, KUBERNETES, look
 from dslaunch.run.records import RankRecord, first_failed, read_ranks
 from dslaunch.run.state import read_state
@@ -156,7 +157,7 @@ def _failures(folder: Path, attempt: int, newest: int) -> tuple[RankRecord, ...]
     if not failed:
         raise ConfigError(
             f"{folder.name}: no rank recorded a failure in attempt {attempt}. What the launcher said: "
-            f"dslaunch logs {folder.name}"
+            f"dslaunch logs {word_for(folder)}"
         )
     return tuple(failed)
 

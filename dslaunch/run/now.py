@@ -13,6 +13,7 @@ from typing import Literal
 
 from dslaunch.errors import LaunchError
 from dslaunch.run import kube
+from dslaunch.run.policy import policies
 from dslaunch.run.processes import Process, is_alive
 from dslaunch.run.records import read_ranks
 from dslaunch.run.slurm_jobs import JobState, ask
@@ -130,7 +131,21 @@ def _outcome(folder: Path) -> tuple[Standing, str] | None:
     words = path.read_text(encoding="utf-8").split() if path.exists() else []
     if len(words) != 2:
         return None
-    return ("finished", "") if words[0] == "finished" else ("failed", f"its job exits {words[1]}")
+    if words[0] == "finished":
+        return "finished", ""
+    return "failed", "; ".join([*_said_in_job(folder), f"its job exits {words[1]}"])
+
+
+def _said_in_job(folder: Path) -> list[str]:
+    """What the last start of a job told of its end: its preflight, or the supervisor in it."""
+    kinds = ("job_started", "attempt_ended", "preflight_failed")
+    last = next((event for event in reversed(read_events(folder)) if event["kind"] in kinds), None)
+    if last is None or last["kind"] == "job_started":
+        return []
+    if last["kind"] == "preflight_failed":
+        return ["preflight, the first step of its job, found what stops a launch; its output says what"]
+    cause = policies().get(last["details"]["cause"])
+    return [*([cause.says] if cause else []), *last["details"]["evidence"]]
 
 
 def _ended(answers: Sequence[tuple[str, JobState | None]]) -> tuple[Standing, str, str]:

@@ -66,6 +66,10 @@ class Tree:
 
     def living(self, *keep: int) -> set[Process]:
         """Running descendants. Ended ones that were handed to this process are reaped, except `keep`."""
+        # A look is no snapshot: who starts a child and ends while the others are read is missed with that child.
+        return self._look(keep) or self._look(keep)
+
+    def _look(self, keep: tuple[int, ...]) -> set[Process]:
         by_parent: dict[int, list[_Stat]] = {}
         for stat in _all():
             by_parent.setdefault(stat.parent, []).append(stat)

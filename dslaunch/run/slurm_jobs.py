@@ -60,7 +60,7 @@ def ask(job: str) -> JobState:
         fields = dict(_FIELD.findall(answer.stdout.splitlines()[0]))
         return JobState(fields["JobState"], fields["Reason"], _exit_status(fields["ExitCode"]))
     if "Invalid job id" not in answer.stderr:
-        return JobState("no answer", answer.stderr.strip(), 0)
+        return JobState("no answer", "; ".join(answer.stderr.split("\n")).strip("; "), 0)
     # The controller forgets a job some minutes after its end (MinJobAge).
     form = ("--noheader", "--parsable2", "--allocations", "--format=State,ExitCode")
     row = _answer("sacct", *form, "-j", job).stdout.strip()

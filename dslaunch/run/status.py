@@ -13,6 +13,7 @@ from dslaunch.errors import ConfigError, listed
 from dslaunch.planfile import Plan, plan_from_json
 from dslaunch.run.attempts import attempt_of, logs_of
 from dslaunch.run.checkpoints import SavedState, checkpoint_dir, newest_checkpoint
+from dslaunch.run.find import word_for
 from dslaunch.run.generations import generation_of
 from dslaunch.run.kube import job_of
 from dslaunch.run.now import KUBERNETES, Now, look
@@ -122,7 +123,7 @@ def status_lines(status: Status) -> list[tuple[str, str]]:
         ("where", _where(status.folder, now)),
         ("step", step_words(status)),
         ("ranks", rank_words(status)),
-        ("first failure", failure_words(status.failed)),
+        ("first failure", failure_words(status.failed) if now.standing != "stopped" else ""),
         ("checkpoint", f"{saved.path.name}, {age(status.at - saved.written_at)} ago" if saved else "none"),
         ("logs", str(logs_of(status.folder, status.attempt))),
         ("next", next_words(status)),
@@ -175,17 +176,24 @@ def failure_words(failed: Sequence[RankRecord]) -> str:
 
 def next_words(status: Status) -> str:
     """What a user may type now; empty where nothing is to be done."""
-    name = status.folder.name
+    name = word_for(status.folder)
+    saved = status.checkpoint is not None or status.now.state.launcher == KUBERNETES
+    again = resume_words(status.folder, saved)
     match status.now.standing:
         case "failed" | "lost":
             logs = f"dslaunch logs {name} --first-error" if status.failed else f"dslaunch logs {name}"
-            return f"{logs}, then dslaunch resume {name}"
+            return f"{logs}, then {again}"
         case "stopped":
-            return f"dslaunch resume {name}"
+            return again
         case "unsupervised":
             return f"dslaunch stop {name}"
         case _:
             return ""
+
+
+def resume_words(folder: Path, saved: bool) -> str:
+    """The command that goes on with a run that ended, where a checkpoint is `saved` or not."""
+    return f"dslaunch resume {word_for(folder)}{'' if saved else ' --from-scratch'}"
 
 
 def age(seconds: float) -> str:

@@ -53,7 +53,7 @@ def stop(folder: Path, echo: Callable[[str], None]) -> None:
     elif now.standing == "unknown":
         raise LaunchError(
             f"{folder.name}: runs on {now.state.host}, and this is {here()}, where its process ids mean nothing. "
-            f"Type there: dslaunch stop {folder}",
+            f"Type there: dslaunch stop {shlex.quote(str(folder))}",
             status=2,
         )
     else:

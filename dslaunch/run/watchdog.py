@@ -39,18 +39,22 @@ class Watchdog:
         self._steps: dict[int, int] = {}
         limits = [limit for limit in (self._limit_s, self._start_limit_s) if limit]
         self._every_s = min([_LOOK_AT_LEAST_EVERY_S, *(limit / _LOOKS_PER_LIMIT for limit in limits)])
-        self._moved = self._looked = time.monotonic()
+        self._looked = time.monotonic()
+        self._stood = 0.0
 
     def look(self) -> Standstill | None:
         """A standstill that is longer than its limit."""
         now = time.monotonic()
-        if now - self._looked < self._every_s:
+        passed = now - self._looked
+        if passed < self._every_s:
             return None
         self._looked = now
+        # Where nobody looked, the whole machine was suspended or starved: the ranks had no time to move either.
+        self._stood += min(passed, 2 * self._every_s)
         steps = {each.rank: each.step for each in read_ranks(self._ranks) if each.step is not None}
         if steps != self._steps:
-            self._steps, self._moved = steps, now
+            self._steps, self._stood = steps, 0.0
         limit = self._limit_s if steps else self._start_limit_s
-        if not limit or now - self._moved < limit:
+        if not limit or self._stood < limit:
             return None
-        return Standstill(now - self._moved, limit, steps)
+        return Standstill(self._stood, limit, steps)

@@ -46,9 +46,8 @@ def main(argv: list[str]) -> int:
             return _show(options.plan)
         return _trained(options.plan, enter)
     except DslaunchError as error:
-        # Before the first step it is the same on every rank of a host; then it may be of one rank's samples.
-        if os.environ.get("LOCAL_RANK", "0") == "0" or phase[0].startswith(TRAINING):
-            print(f"{_SAYS}{error}", file=sys.stderr)
+        # Often the same on every rank; but the first one that ends has the others ended, and must have said it.
+        print(f"{_SAYS}{error}", file=sys.stderr)
         return error.status
     except ModuleNotFoundError as error:
         print(f"{_SAYS}{error} in {sys.executable}. Install dslaunch[runtime] there.", file=sys.stderr)
@@ -72,9 +71,7 @@ def _trained(plan: Path, enter: Callable[[str], None]) -> int:
             print(f"{_SAYS}{stopped}", file=sys.stderr)
         return STATUS
     except NotDistributedError as error:
-        # The same on every rank. Each log has to name the cause, and one of a host's all of it.
-        said = str(error) if os.environ["LOCAL_RANK"] == "0" else str(error).partition("\n")[0]
-        print(f"{_SAYS}not as planned: {said}", file=sys.stderr)
+        print(f"{_SAYS}not as planned: {error}", file=sys.stderr)
         return 1
     return 0
 

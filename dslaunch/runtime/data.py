@@ -35,6 +35,7 @@ INSTRUCTIONS = tuple(
 TEXT_TOKENS = len(INSTRUCTIONS[0]) + ACTIONS
 SIDE = 8
 BRIGHTEST = 16.0
+_OF_TRANSFORMERS = "dslaunch.runtime.hf:"
 IGNORE = -100
 """A label that the loss does not fall on."""
 
@@ -53,6 +54,11 @@ class Batch:
     """[B] int64: how many images each sample has; None: one."""
     more: Mapping[str, Tensor] = field(default_factory=dict)
     """What else a model's modules read, by name."""
+
+    @property
+    def image_count(self) -> Tensor:
+        """How many images its samples have together."""
+        return torch.tensor(len(self.images)) if self.counts is None else self.counts.sum()
 
     def to(self, device: torch.device) -> Batch:
         return Batch(
@@ -78,6 +84,11 @@ class Fitting:
     def __init__(self, data: Samples, plan: Plan) -> None:
         specs = plan.model["components"]
         self._data, self._most = data, plan.training.seq_len
+        decoder = next(spec for spec in specs.values() if spec["arch"] == "decoder")
+        self._vocab = decoder["vocab"]
+        own = decoder.get("module") or ""
+        self._marks = bool(own) and not own.startswith(_OF_TRANSFORMERS)
+        """Whether a module of the user's reads tokens and labels, which may hold marks of its own below 0."""
         self._towers = [name for name, spec in specs.items() if spec["arch"] == "vit" and not spec.get("module")]
 
     def at(self, numbers: Iterable[int]) -> Batch:
@@ -89,6 +100,8 @@ class Fitting:
         return batch
 
     def _fault(self, batch: Batch, samples: int) -> str:
+        if not isinstance(batch, Batch):
+            return f"a {type(batch).__name__} came. at(numbers) gives a Batch (dslaunch.runtime.data)."
         rows, length = batch.tokens.shape
         if rows != samples:
             return f"{samples} were asked for, and {rows} came. Give as many as there are numbers."
@@ -99,7 +112,25 @@ class Fitting:
                 f"{len(batch.images)} images for {samples} samples; {self._towers[0]} takes one each. For several "
                 f"or none name a tower of transformers' in model.components.{self._towers[0]}.module."
             )
-        return ""
+        return self._beyond("token", batch.tokens, 0) or self._beyond("label", batch.labels[:, 1:], IGNORE)
+
+    def _beyond(self, what: str, numbers: Tensor, none: int) -> str:
+        """The first number beyond the vocabulary: where that is cut, it would be taken for nothing, in silence.
+
+        Args:
+            none: the number that stands for none.
+        """
+        strange = [
+            number
+            for number in sorted(set(numbers.flatten().tolist()))
+            if number >= self._vocab or (number < 0 and number != none and not self._marks)
+        ]
+        also = f", and {none} for none" if none else ""
+        return (
+            f"{what} {strange[0]}, and the decoder's vocab is {self._vocab}. Give 0 to {self._vocab - 1}{also}."
+            if strange
+            else ""
+        )
 
 
 class Digits:
@@ -146,6 +177,11 @@ def open_data(plan: Plan) -> Samples:
     """
     if ":" in plan.files.data_path:
         made: Samples = imported(plan.files.data_path, "data.path")(plan)
+        if not hasattr(made, "at"):
+            raise ConfigError(
+                f"data.path: {plan.files.data_path} gives a {type(made).__name__}. It has to give samples: an "
+                "object with at(numbers) -> Batch (dslaunch.runtime.data)."
+            )
         return made
     return open_digits(plan)
 

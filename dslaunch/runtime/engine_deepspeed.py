@@ -15,7 +15,7 @@ from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Batch, Samples, micro_batches
 from dslaunch.runtime.deepspeed_internals import leave_out_shared_memory_op, use_cpu_accelerator
 from dslaunch.runtime.deepspeed_states import copies_of, held_by, loss_scaler, set_loss_scaler, settle
-from dslaunch.runtime.graph import build_model, parameter_groups
+from dslaunch.runtime.graph import build_model, counted, parameter_groups
 from dslaunch.runtime.held import Held
 from dslaunch.runtime.proof import Copy
 from dslaunch.runtime.schedule import make_scheduler
@@ -30,7 +30,7 @@ class DeepSpeedEngine:
 
     def __init__(self, plan: Plan, world: World, data: Samples, config: Path) -> None:
         deepspeed = join_deepspeed(world)
-        model = build_model(plan)
+        model = self.graph = build_model(plan)
         self.plan, self.world, self.data = plan, world, data
         self._norm = 0.0
         self.engine, *_ = deepspeed.initialize(
@@ -45,17 +45,18 @@ class DeepSpeedEngine:
     def step(self, number: int) -> StepResult:
         batches = micro_batches(self.data, number, self.world.rank, self.plan)
         lr = float(self.engine.basic_optimizer.param_groups[0]["lr"])
+        whole = counted(self.graph, batches, self.world, number)
         losses, norm = [], 0.0
         for batch in batches:
-            losses.append(self._backward(batch.to(self.world.device)))
+            losses.append(self._backward(batch.to(self.world.device), whole.share))
             if self.replicated and batch is batches[-1]:
                 norm = float(torch.nn.utils.get_total_norm(self._gradients()))
             self.engine.step()
         self._norm = norm = norm if self.replicated else float(self.engine.get_global_grad_norm())
-        return StepResult(torch.stack(losses).mean(), norm, lr)
+        return StepResult(torch.stack(losses).mean(), norm, lr, whole.images)
 
-    def _backward(self, batch: Batch) -> Tensor:
-        loss: Tensor = self.engine(batch)
+    def _backward(self, batch: Batch, share: float) -> Tensor:
+        loss: Tensor = self.engine(batch, share)
         self.engine.backward(loss)
         return loss.detach().float()
 

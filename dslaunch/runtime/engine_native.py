@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslaunch.errors import ConfigError
 from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Batch, Samples
 from dslaunch.runtime.deepspeed_internals import (
@@ -25,7 +24,7 @@ from dslaunch.runtime.deepspeed_internals import (
 from dslaunch.runtime.deepspeed_states import copies_of, held_by, settle, unwritten, whole_copy
 from dslaunch.runtime.engine_deepspeed import join_deepspeed, read_config
 from dslaunch.runtime.exchange import Exchange
-from dslaunch.runtime.graph import build_piece, given_weights, start_values, unset_model
+from dslaunch.runtime.graph import build_piece, given_weights, no_label, start_values, unset_model
 from dslaunch.runtime.held import Held
 from dslaunch.runtime.meshes import Mesh, Mpu, make_meshes
 from dslaunch.runtime.messages import PIPELINE, Message, step_of
@@ -78,11 +77,9 @@ class NativeEngine:
             first = number * self.plan.global_batch
             return self.data.at(first + sample for sample in samples).to(self.world.device)
 
-        judged = self._judged(read)
+        judged, images = self._judged(read)
         if not judged:
-            raise ConfigError(
-                f"data.path: no token of step {number + 1} has a label, in the whole global batch."
-            )
+            raise no_label(number)
         self.exchange.begin()
         for task in self.work.tasks:
             stage = self.stages.get((task.component, task.stage))
@@ -98,7 +95,7 @@ class NativeEngine:
         self.exchange.end()
         loss = self._loss(judged)
         norm = self._update(number)
-        return StepResult(loss, norm, self._lr(number))
+        return StepResult(loss, norm, self._lr(number), int(images))
 
     def _engine(self, deepspeed: Any, name: str, module: nn.Module, folder: Path) -> Any:
         """The DeepSpeed engine of a piece; None where nothing of it trains."""
@@ -126,16 +123,17 @@ class NativeEngine:
         return shape_between(message.sender.component, specs, edges, self.plan.training.seq_len)
 
     def _judged(self, read: Reader) -> Tensor:
-        """Tokens that the loss falls on in the global batch; every rank gets the number before it needs it."""
-        count = torch.zeros((), dtype=torch.int64, device=self.world.device)
+        """(tokens that the loss falls on, images) of the global batch; every rank gets them first."""
+        counts = torch.zeros(2, dtype=torch.int64, device=self.world.device)
         for stage in self.stages.values():
             if stage.judges and stage.mesh.place.shard == 0:
                 shares = stage.part.shares
                 for index in range(shares.micro_batches):
                     batch = read(shares.of(stage.mesh.place.replica, index))
-                    count += judged_count(stage.module, batch)
-        dist.all_reduce(count)
-        return count
+                    counts[0] += judged_count(stage.module, batch)
+                    counts[1] += batch.image_count
+        dist.all_reduce(counts)
+        return counts
 
     def _loss(self, judged: Tensor) -> Tensor:
         """The mean over the global batch, on every rank."""

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dslaunch.planfile import Plan
 from dslaunch.runtime.data import Batch, Samples, micro_batches
 from dslaunch.runtime.deepspeed_states import replicated, unwritten
-from dslaunch.runtime.graph import Graph, build_model, parameter_groups
+from dslaunch.runtime.graph import Graph, build_model, counted, parameter_groups
 from dslaunch.runtime.held import Cut, Held, fresh_states, local
 from dslaunch.runtime.layers import Block
 from dslaunch.runtime.proof import Copy
@@ -34,7 +34,7 @@ class TorchEngine:
 
     def __init__(self, plan: Plan, world: World, data: Samples) -> None:
         self.plan, self.world, self.data = plan, world, data
-        model = build_model(plan)
+        model = self.graph = build_model(plan)
         self.bf16 = plan.training.precision == "bf16"
         self.model = _wrapped(model.to(world.device), plan, world)
         self.max_norm = plan.training.clip or math.inf
@@ -47,9 +47,10 @@ class TorchEngine:
 
     def step(self, number: int) -> StepResult:
         batches = micro_batches(self.data, number, self.world.rank, self.plan)
+        found = counted(self.graph, batches, self.world, number)
         if not self._ordered:
-            self._order(batches[0])
-        losses = [self._backward(batch, len(batches), batch is batches[-1]) for batch in batches]
+            self._order(batches[0], found.share)
+        losses = [self._backward(batch, found.share, len(batches), batch is batches[-1]) for batch in batches]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
         lr = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
@@ -57,26 +58,26 @@ class TorchEngine:
         self.optimizer.zero_grad()
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self._norm = float(whole)
-        return StepResult(torch.stack(losses).mean(), self._norm, lr)
+        return StepResult(torch.stack(losses).mean(), self._norm, lr, found.images)
 
-    def _order(self, batch: Batch) -> None:
+    def _order(self, batch: Batch, share: float) -> None:
         """Let DDP lay its buckets out before the first step.
 
         It does so behind the first backward pass of a process, by the order in which gradients came, and sums are
         rounded by their place in a bucket: a resumed run's first step would not be that of an unbroken run, to the
         bit (torch/csrc/distributed/c10d/reducer.cpp, 2.13, rebuild_buckets).
         """
-        self._backward(batch, 1, last=True)
+        self._backward(batch, share, 1, last=True)
         self.optimizer.zero_grad()
         self._ordered = True
 
-    def _backward(self, batch: Batch, count: int, last: bool) -> Tensor:
+    def _backward(self, batch: Batch, share: float, count: int, last: bool) -> Tensor:
         """DDP reduces with the last micro-batch; FSDP2 with each, so that its gradients stay sharded."""
         replica = self.model if isinstance(self.model, DistributedDataParallel) else None
         batch = batch.to(self.world.device)
         with replica.no_sync() if replica and not last else contextlib.nullcontext():
             with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16 and replica is not None):
-                loss = self.model(batch)
+                loss = self.model(batch, share)
             (loss / count).backward()
         return cast(Tensor, loss.detach().float())
 

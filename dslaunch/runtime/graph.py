@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslaunch.errors import ConfigError, listed
@@ -18,6 +20,7 @@ from dslaunch.runtime.own import Piece, build_for, call_factory, check_count, is
 from dslaunch.runtime.supported import Spec, tokens_after, trunk_of
 from dslaunch.runtime.tensor_parallel import ALONE
 from dslaunch.runtime.weights import fresh_in, read_weights
+from dslaunch.runtime.world import World
 
 TABLE_STD = 0.02
 
@@ -37,9 +40,17 @@ class Graph(nn.Module):
         self.trunk = trunk
         self.judge = next((edge["to"] for edge in edges if edge["from"] == trunk), trunk)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The mean loss over what is judged: the labels that are not -100, or what a head counts."""
-        return self._output(self.judge, batch) / judged_count(self.parts[self.judge], batch)
+    def forward(self, batch: Batch, share: float | None = None) -> Tensor:
+        """The loss summed over what is judged (labels that are not -100, or what a head counts), over `share`.
+
+        Args:
+            share: as `counted` gives it; by default what is judged in `batch`.
+        """
+        return self._output(self.judge, batch) / (self.judged(batch) if share is None else share)
+
+    def judged(self, batch: Batch) -> Tensor:
+        """How many terms the loss of `batch` has."""
+        return judged_count(self.parts[self.judge], batch)
 
     def _incoming(self, name: str) -> list[dict[str, Any]]:
         return [edge for edge in self.edges if edge["to"] == name]
@@ -49,6 +60,36 @@ class Graph(nn.Module):
         x = joined(edges, [self._output(edge["from"], batch) for edge in edges]) if edges else None
         out: Tensor = part(*arguments(part, x, batch))
         return out
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the global batch of a step holds."""
+
+    share: float
+    """What is judged, over its micro-batches. Sums of micro-batches over it have a mean, over micro-batches and
+    ranks, that is the one over all that is judged, however many labels each of them has."""
+    images: int
+
+
+def counted(graph: Graph, batches: Sequence[Batch], world: World, number: int) -> Counted:
+    """Of step `number` (from 0), from each rank's micro-batches; every rank calls it.
+
+    Raises:
+        ConfigError: on every rank alike, where nothing is judged.
+    """
+    own = [int(sum(graph.judged(each) for each in batches)), int(sum(each.image_count for each in batches))]
+    counts = torch.tensor(own, device=world.device)
+    dist.all_reduce(counts)
+    judged, images = counts.tolist()
+    if not judged:
+        raise no_label(number)
+    return Counted(judged / (len(batches) * world.size), images)
+
+
+def no_label(number: int) -> ConfigError:
+    """Step `number` (from 0) has nothing to learn from."""
+    return ConfigError(f"data.path: no token of step {number + 1} has a label, in the whole global batch.")
 
 
 def arguments(part: nn.Module, x: Tensor | None, batch: Batch | None) -> tuple[Any, ...]:

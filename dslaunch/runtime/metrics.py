@@ -35,6 +35,9 @@ class Metrics:
     samples_per_s: float
     tokens_per_s: float
     """Tokens as the decoder sees them, image tokens and padding included."""
+    images_per_s: float
+    data_wait_s: float
+    """For samples that were not read yet, on the rank that waited most; of the first step all of them are."""
     memory_gib: float
     """Peak since the start, on the rank that needs most."""
     memory_kind: str
@@ -42,8 +45,13 @@ class Metrics:
     step_time_s: float
 
 
-def measure(step: int, result: StepResult, seconds: float, plan: Plan, world: World) -> Metrics:
+def measure(
+    step: int, result: StepResult, seconds: float, plan: Plan, world: World, waited_s: float = 0.0
+) -> Metrics:
     """The metrics of step number `step` over all ranks; every rank calls it.
+
+    Args:
+        waited_s: of this step's `seconds`, for this rank's samples.
 
     Raises:
         FloatingPointError: the loss is not a number any more, on every rank alike.
@@ -51,7 +59,7 @@ def measure(step: int, result: StepResult, seconds: float, plan: Plan, world: Wo
     loss = result.loss.to(torch.float64)
     dist.all_reduce(loss)
     memory, kind = _memory_bytes(world)
-    worst = torch.tensor(memory, dtype=torch.float64, device=world.device)
+    worst = torch.tensor([memory, waited_s], dtype=torch.float64, device=world.device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     mean = float(loss) / world.size
     if not math.isfinite(mean):
@@ -63,7 +71,9 @@ def measure(step: int, result: StepResult, seconds: float, plan: Plan, world: Wo
         lr=result.lr,
         samples_per_s=plan.global_batch / seconds,
         tokens_per_s=plan.global_batch * plan.training.seq_len / seconds,
-        memory_gib=float(worst) / _GIB,
+        images_per_s=result.images / seconds,
+        data_wait_s=float(worst[1]),
+        memory_gib=float(worst[0]) / _GIB,
         memory_kind=kind,
         step_time_s=seconds,
     )

@@ -10,12 +10,11 @@ from dslaunch import progress
 from dslaunch.planfile import Plan, Prediction
 from dslaunch.runtime import checkpoints
 from dslaunch.runtime.checks import check_executable, read_plan
-from dslaunch.runtime.data import Fitting, open_data
 from dslaunch.runtime.engines import Engine, make_engine
 from dslaunch.runtime.metrics import Recorder, measure
 from dslaunch.runtime.pace import Pace
 from dslaunch.runtime.proof import prove, read_prediction
-from dslaunch.runtime.reading import ReadAhead
+from dslaunch.runtime.reading import ReadAhead, read_ahead
 from dslaunch.runtime.saving import Saved, Saver
 from dslaunch.runtime.step import Enter
 from dslaunch.runtime.stopping import Asked, Stopped, StopRequest
@@ -39,7 +38,7 @@ def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
     if given and not progress.resuming():
         checkpoints.check_readable(given, plan)  # before the ranks meet: none waits for one that has refused
     enter("opening the data")
-    data = ReadAhead(Fitting(open_data(plan), plan), plan.global_batch)
+    data = read_ahead(plan)
     enter("meeting the other ranks")
     join_world(world, plan)
     own = checkpoints.newest_intact(checkpoint_dir(plan, folder), world) if progress.resuming() else None
@@ -55,10 +54,12 @@ def run(plan_path: Path, env: Mapping[str, str], enter: Enter) -> None:
         enter(f"loading {resumed}")
         kept = checkpoints.restore(engine, plan, world, resumed)
     try:
-        train(engine, plan, world, folder, start, enter, read_prediction(plan_path), kept)
+        train(engine, plan, world, data, folder, start, enter, read_prediction(plan_path), kept)
     except Stopped:
         part(world)
         raise
+    finally:
+        data.close()
     part(world)
 
 
@@ -68,7 +69,7 @@ def checkpoint_dir(plan: Plan, folder: Path) -> Path:
 
 
 def train(
-    engine: Engine, plan: Plan, world: World, folder: Path, start: int, enter: Enter,
+    engine: Engine, plan: Plan, world: World, data: ReadAhead, folder: Path, start: int, enter: Enter,
     prediction: Prediction | None, kept: frozenset[str],
 ) -> None:  # fmt: skip
     """Steps `start` to the plan's last, with their metrics and checkpoints.
@@ -91,9 +92,10 @@ def train(
     pace = Pace(plan, prediction, world)
     for step in range(start, plan.training.steps):
         enter(f"training step {step + 1}")
-        began = time.perf_counter()
+        began, waited = time.perf_counter(), data.waited_s
         result = engine.step(step)
-        metrics = measure(step + 1, result, time.perf_counter() - began, plan, world)
+        took, waited = time.perf_counter() - began, data.waited_s - waited
+        metrics = measure(step + 1, result, took, plan, world, waited)
         if recorder:
             recorder.write(metrics)
         if step == start:

@@ -21,3 +21,5 @@ class StepResult:
     """2-norm of the whole gradient before clipping, the same on every rank."""
     lr: float
     """The decoder's learning rate in this step (of the first group that trains)."""
+    images: int
+    """Of the global batch."""

@@ -6,6 +6,7 @@ planner can describe is never trained as another one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -159,12 +160,7 @@ def macro_faults(
             f"{key}; {listed(front)} stand on ranks of their own, ahead of {trunk} by what fills its pipeline: "
             "leave it out"
         ]
-    found = [
-        f"{key}; it does not divide the {layouts[name].num_microbatches} micro-batches of {name}: set "
-        f"strategy.{name}.micro_batch, or another number"
-        for name in known
-        if layouts[name].num_microbatches % macro_batches
-    ]
+    found = _undivided(key, {name: layouts[name].num_microbatches for name in known}, macro_batches)
     if not found and trunk in layouts and layouts[trunk].vpp > 1:
         pp, passes = layouts[trunk].pp, layouts[trunk].num_microbatches // macro_batches
         if passes % pp:
@@ -337,3 +333,17 @@ def _check_edge(edge: dict[str, Any], specs: dict[str, Spec], trunk: str, judge:
 
 def _shown(edge: dict[str, Any]) -> str:
     return f"model.edges: {edge['from']} -> {edge['to']}"
+
+
+def _undivided(key: str, numbers: dict[str, int], macro_batches: int) -> list[str]:
+    """Micro-batches of components that cannot be dealt out to the parts, in one sentence."""
+    wrong = [name for name, number in numbers.items() if number % macro_batches]
+    if not wrong:
+        return []
+    shown = ", ".join(
+        f"the {numbers[name]} {'' if i else 'micro-batches '}of {name}" for i, name in enumerate(wrong)
+    )
+    most = math.gcd(*numbers.values())
+    whole = [part for part in range(2, most + 1) if most % part == 0]
+    allowed = f"training.macro_batches can be {listed(whole, 8)}" if whole else "no number divides them all"
+    return [f"{key}; it does not divide {shown}: set strategy.{wrong[0]}.micro_batch; as they are, {allowed}"]

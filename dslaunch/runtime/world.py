@@ -82,15 +82,20 @@ def part(world: World) -> None:
     the end of the process does not. The store is asked in a thread: a call of its own can outlast its time limit
     where the rank that holds it hangs.
     """
-    meeting = threading.Thread(target=_meet, args=(world.size,), daemon=True)
+    meeting = threading.Thread(target=_meet, args=(world.rank, world.size), daemon=True)
     meeting.start()
     meeting.join(LEAVING_S)
 
 
-def _meet(size: int) -> None:
-    store = distributed_c10d._get_default_store()
+def _meet(rank: int, size: int) -> None:
+    store, limit = distributed_c10d._get_default_store(), timedelta(seconds=LEAVING_S)
     # This rank's work is done: that whoever holds the store is gone, or late, is no fault of it.
     with contextlib.suppress(dist.DistError):
         if store.add("dslaunch/done", 1) == size:
             store.set("dslaunch/all done", "")
-        store.wait(["dslaunch/all done"], timedelta(seconds=LEAVING_S))
+        store.wait(["dslaunch/all done"], limit)
+        # Rank 0, which may hold the store, leaves last: torch prints a trace where a wait loses the store.
+        if rank > 0 and store.add("dslaunch/left", 1) == size - 1:
+            store.set("dslaunch/all left", "")
+        if rank == 0 and size > 1:
+            store.wait(["dslaunch/all left"], limit)

@@ -237,6 +237,8 @@ class Data(Part):
     """The data set, as the program understands it; the engine `megatron` takes Megatron's prefixes."""
     tokenizer: str = ""
     """Of the data: what the program takes, such as a tokenizer's file or folder."""
+    workers: NonNegative = 0
+    """Processes of each rank that read samples; 0: a thread reads them; by dslaunch.runtime."""
 
 
 def _every(value: object) -> object:

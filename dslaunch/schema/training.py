@@ -81,9 +81,9 @@ class Training(Part):
     clip: NonNegativeFloat = 1.0
     """Global gradient norm above which gradients are scaled down; 0 turns it off."""
     schedule: Schedule | None = None
-    """Order of micro-batches in the pipeline; where not given, interleaved with vpp of 2 or more, else 1f1b. zb-h1
-    splits the backward pass (arXiv:2401.10241), which megatron_deepspeed executes; no engine does those behind it,
-    which the ledgers know from published runs."""
+    """Order of micro-batches in the pipeline; where not given, interleaved with vpp of 2 or more, else 1f1b, and
+    what strategy=auto finds. zb-h1 splits the backward pass (arXiv:2401.10241), which megatron_deepspeed executes
+    with DeepSpeed up to 0.17.4; no engine does those behind it, which the ledgers know from published runs."""
     macro_batches: Positive = 1
     """Parts of a step that go one after another through the components before the trunk, its pipeline and back:
     less is held for later, and the pipeline fills and drains as often (engine native, components on the trunk's

@@ -15,7 +15,7 @@ from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.schema.cluster import in_parts
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy, Strategy
-from dslaunch.secrets import is_secret_name, may_be_secret, shaped
+from dslaunch.secrets import in_arguments, is_secret_name, may_be_secret, shaped
 
 Path = tuple[str | int, ...]
 _YAML_KINDS = {bool: "truth value", int: "number", float: "number"}
@@ -144,6 +144,12 @@ def _secrets(config: RunConfig) -> list[str]:
         f"in the launching shell, and hand it over by name: launcher.pass_env=[{name}]."
         for name, value in config.env.items()
         if is_secret_name(name) and may_be_secret(value)
+    ]
+    named += [
+        f"script_args: {option}: its value looks like a secret, and would be written into files and shown in the "
+        "list of processes. Have the script read it from an environment variable, and hand that over by name: "
+        "launcher.pass_env=[NAME]."
+        for option in in_arguments(config.script_args)
     ]
     return named + [
         f"{key}: holds a text with the shape of an access token or a password, and would be written into files. "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dslaunch import planfile
-from dslaunch.launch.execute import free_port
+from dslaunch.run.agent import free_port
 from tests.real import plans
 from tests.real.ranks import PRELOAD, wait_for
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.real.parts import need
 
-_START_LIMIT_S = 30.0
+_START_LIMIT_S = 90.0
 _INIT = """
 set -e
 hostname {name}
@@ -89,7 +89,7 @@ class Hosts:
     def names(self) -> tuple[str, ...]:
         return tuple(host.name for host in self.hosts)
 
-    def quiet(self, limit_s: float = 15.0) -> bool:
+    def quiet(self, limit_s: float = 60.0) -> bool:
         """Whether nothing but sshd is left on any host, at the latest after `limit_s`."""
         limit = time.monotonic() + limit_s
         while any(host.processes() for host in self.hosts):
@@ -107,14 +107,12 @@ def ssh_hosts(count: int = 2, private: tuple[Path, ...] = ()) -> Iterator[Hosts]
         private: existing folders that each host sees empty, and of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="dslaunch-hosts-", dir="/tmp"))
-    tag, network = _free_network()
-    bridge = f"dl{tag}"
+    bridge, network = _new_bridge()
     addresses = {f"n{number}": f"{network}.{number}" for number in range(1, count + 1)}
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
-        _write_files(folder, addresses)
-        _run("ip", "link", "add", bridge, "type", "bridge")
         stack.callback(_run, "ip", "link", "del", bridge)
+        _write_files(folder, addresses)
         _run("ip", "addr", "add", f"{network}.254/24", "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
         hosts = tuple(
@@ -137,13 +135,15 @@ def two_hosts() -> Iterator[Hosts]:
         yield hosts
 
 
-def _free_network() -> tuple[str, str]:
-    """A tag for names of interfaces, and the first three parts of an address, that nobody here uses."""
-    used = _run("ip", "-o", "addr") + _run("ip", "-o", "link")
-    numbers = [(os.getpid() + step) % 250 for step in range(250)]
-    taken = ("10.213.{}.", "dl{}:", "dl{}n")  # a link outlives its namespace for a moment
-    number = next(each for each in numbers if not any(form.format(each) in used for form in taken))
-    return str(number), f"10.213.{number}"
+def _new_bridge() -> tuple[str, str]:
+    """A bridge, and the first three parts of its hosts' addresses; whoever makes the bridge has both."""
+    for number in (each % 250 for each in range(os.getpid(), os.getpid() + 250)):
+        used = _run("ip", "-o", "addr") + _run("ip", "-o", "link")
+        taken = (f"10.213.{number}.", f"dl{number}:", f"dl{number}n")  # a link outlives its namespace for a moment
+        made = ["ip", "link", "add", f"dl{number}", "type", "bridge"]
+        if not any(name in used for name in taken) and not subprocess.run(made, capture_output=True).returncode:
+            return f"dl{number}", f"10.213.{number}"
+    raise AssertionError("no bridge can be made: " + _run("ip", "-o", "link"))
 
 
 def _write_files(folder: Path, addresses: dict[str, str]) -> None:

@@ -56,7 +56,7 @@ class Place:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def dslaunch(self, *words: str, limit_s: float = 120.0) -> tuple[int, str, str]:
+    def dslaunch(self, *words: str, limit_s: float = 300.0) -> tuple[int, str, str]:
         """Exit status, output and errors of a command line, typed beside the hosts."""
         done = subprocess.run(
             [sys.executable, "-m", "dslaunch", *words], env=self.hosts.environ, cwd=self.root,

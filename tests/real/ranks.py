@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from dslaunch.launch.execute import free_port
+from dslaunch.run.agent import free_port
 
-LIMIT_S = 120.0
-STACKS_S = 3.0
+LIMIT_S = 240.0
+STACKS_S = 5.0
 """What a hanging rank has for writing its stacks before it is killed."""
 PRELOAD = [
     "deepspeed",

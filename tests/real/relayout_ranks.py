@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from dslaunch import planfile
-from dslaunch.launch.execute import free_port
+from dslaunch.run.agent import free_port
 from tests.real import plans
 from tests.real.hetero_ranks import SAMPLES, WORLD, Case, Layout, model_of, training_of
 from tests.real.hetero_ranks import write as write_native
 from tests.real.ranks import PRELOAD, wait_for
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 """Of one training."""
 HALF = 2
 """Steps before the checkpoint, and after it."""

@@ -25,7 +25,7 @@ import pytest
 
 from tests.real.parts import need
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 120.0
 _CPUS = 128
 _SBIN = os.environ["PATH"] + ":/usr/sbin:/sbin"
 
@@ -42,7 +42,7 @@ class SlurmCluster:
     private: tuple[Path, ...] = ()
     """Folders that each node sees empty, and of its own."""
 
-    def run(self, *argv: str, limit_s: float = 60.0, check: bool = True) -> str:
+    def run(self, *argv: str, limit_s: float = 120.0, check: bool = True) -> str:
         """Standard output of a SLURM command."""
         done = subprocess.run(
             argv, env=self.environ, capture_output=True, text=True, timeout=limit_s, check=False
@@ -71,7 +71,7 @@ class SlurmCluster:
         """Start the slurmd of a node that was killed."""
         _daemon(self, self.daemons, "slurmd", "-D", "-N", name)
 
-    def wait_for_idle(self, limit_s: float = 180.0) -> None:
+    def wait_for_idle(self, limit_s: float = 300.0) -> None:
         """Until no job is left and every node takes work again."""
         _until(lambda: not self.queue() and _all_idle(self), limit_s, lambda: self.run("squeue", "--long"))
 
@@ -250,7 +250,7 @@ def _stop(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]]) -> None
         daemon.terminate()
     for daemon in reversed(daemons):
         try:
-            daemon.wait(10.0)
+            daemon.wait(20.0)
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()

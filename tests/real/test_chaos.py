@@ -180,7 +180,7 @@ def test_a_spare_host_takes_the_place_of_one_that_is_cut_off(
 
 
 def _wait_for_status(chaos: Chaos, status: str) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 180
     while read_state(chaos.run).status != status or processes_of(chaos.run):
         assert time.monotonic() < limit, read_state(chaos.run)
         time.sleep(0.1)

@@ -143,7 +143,7 @@ def _parent(pid: int) -> int:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.2)

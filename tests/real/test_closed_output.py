@@ -47,7 +47,7 @@ def ends_quietly(words: list[str], folder: Path) -> None:
     os.close(reading)
     done = subprocess.run(
         [sys.executable, "-m", *words], cwd=folder, stdout=writing, stderr=subprocess.PIPE,
-        text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     os.close(writing)
     assert done.returncode == 141

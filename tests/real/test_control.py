@@ -18,7 +18,7 @@ import pytest
 
 from dslaunch.run.now import recorded
 from dslaunch.run.processes import Process, identify, is_alive, send
-from dslaunch.run.records import read_ranks
+from dslaunch.run.records import furthest, read_ranks
 from dslaunch.run.state import State, read_events, read_state, update_state
 from tests.launching import HOSTILE
 from tests.real.parts import need
@@ -38,6 +38,8 @@ print(f"rank {rank} of attempt {os.environ['DSLAUNCH_ATTEMPT']} goes on from ste
 for number in range(done + 1, steps + 1):
     time.sleep(pause)
     if number == fails_at and rank == 1 and not resuming():
+        while fails_at > 2 and not latest.exists():
+            time.sleep(0.02)  # rank 0 may have started later
         print("what rank 1 says before it fails", flush=True)
         sys.exit(9)
     step(number)
@@ -47,7 +49,7 @@ for number in range(done + 1, steps + 1):
         latest.with_suffix(".new").replace(latest)
 """
 LOCAL = ["recipe=vla_tiny", "cluster=local", f"launcher.python={sys.executable}"]
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_a_detached_run_is_watched_and_stopped_from_another_shell(home: Path) ->
     wait_for(lambda: (told(home)["step"] or 0) >= 5)
     status = told(home)
     assert (status["state"], status["attempt"], status["first_failure"]) == ("running", 1, None)
-    assert 0 < status["steps_per_s"] < 10
+    assert 0 < status["steps_per_s"] < 11  # files tell their time to some milliseconds
     assert status["progress_age_s"] < 60
     assert [rank["status"] for rank in status["ranks"]] == [None, None]
 
@@ -217,7 +219,7 @@ def test_a_sweep_on_this_machine_is_one_run_after_the_other(home: Path) -> None:
     sweep, first, second = sorted((home / "runs").iterdir())
     assert [first.name, second.name] == [f"{sweep.name}.1", f"{sweep.name}.2"]
     assert read_events(first)[-1]["kind"] == read_events(second)[-1]["kind"] == "finished"
-    assert read_events(first)[-1]["time"] < read_events(second)[0]["time"]
+    assert read_events(first)[-1]["time"] <= read_events(second)[0]["time"]
     assert "finished" in dslaunch(home, "status", sweep.name).splitlines()[2]
     assert "no override has several values" in dslaunch(home, *LOCAL, "--multirun", status=2)
     misfit = dslaunch(home, *LOCAL, "training.micro_batch=8,7", "--multirun", status=3)
@@ -258,7 +260,7 @@ def test_a_killed_and_a_stopped_run_of_the_runtime_go_on_exactly(home: Path) -> 
 
     dslaunch(home, *words, "restart.max=0", "--detach")
     (run,) = (home / "runs").iterdir()
-    wait_for(lambda: (told(home)["step"] or 0) >= 7)
+    wait_for(lambda: furthest(read_ranks(run / "ranks")) >= 7)  # a command takes as long as many steps
     victim = read_ranks(run / "ranks")[1].process
     assert victim is not None
     os.kill(victim.pid, signal.SIGKILL)
@@ -266,7 +268,7 @@ def test_a_killed_and_a_stopped_run_of_the_runtime_go_on_exactly(home: Path) -> 
     assert told(home)["first_failure"]["exit_status"] == 137
 
     dslaunch(home, "resume", run.name, "--detach")
-    wait_for(lambda: told(home)["step"] is not None)
+    wait_for(lambda: furthest(read_ranks(run / "ranks")) > 0)
     dslaunch(home, "stop", run.name)
     status = told(home)
     assert (status["state"], status["attempt"]) == ("stopped", 2)

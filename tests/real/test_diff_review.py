@@ -215,7 +215,7 @@ def test_the_action_reviews_a_recorded_event(site: Path, tmp_path: Path) -> None
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, **files, "RUNNER_TEMP": str(tmp_path), "SITE": "site", "PATH": path}
     script = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", _step("Review")["run"]]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     output = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
     text = Path(output["comment"]).read_text()

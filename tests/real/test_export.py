@@ -139,8 +139,9 @@ def test_a_mistake_is_one_message(trained: tuple[Any, Path], tmp_path: Path) -> 
     (tmp_path / "kept").write_text("")
     for words, message in (
         (["export", str(run), "-o", str(tmp_path)], "not empty. Name a new folder."),
-        (["convert", str(tmp_path), "-o", str(tmp_path / "out")], "No such file or directory"),
-        (["convert", "-o", "out"], "convert takes one run folder or checkpoint, found 0"),
+        (["convert", str(tmp_path), "-o", f"{tmp_path}/out"], "no checkpoint of dslaunch.runtime stands there"),
+        (["convert", "-o", "out"], "convert takes one run or checkpoint, found none"),
+        (["export", "nowhere", "-o", "out"], "nowhere: no run: neither that folder nor runs/nowhere holds"),
     ):
         done = dslaunch(*words)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr

@@ -60,6 +60,13 @@ def test_it_learns(trained: Path) -> None:
     assert found[-1] < 0.9 * found[0]
 
 
+def test_what_is_read_is_told(trained: Path) -> None:
+    """Each of these samples has an image."""
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["images_per_s"] == pytest.approx(row["samples_per_s"]) for row in rows)
+    assert all(0 <= row["data_wait_s"] < row["step_time_s"] for row in rows)
+
+
 def test_what_the_first_step_proved_is_said_once(trained: Path) -> None:
     said = "".join(log.read_text() for log in trained.glob("rank*.txt"))
     proved = "parameters equal on all their replicas, gradient norms equal, weights and optimizer states within "

@@ -13,6 +13,7 @@ need("torch", "transformers")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from dslaunch.errors import ConfigError  # noqa: E402
@@ -56,9 +57,14 @@ GRIDS = [[1, 4, 6], [1, 8, 4], [1, 2, 2]]
 """Of three images: 24, 32 and 4 patches."""
 
 
-def decoder_build(kind: str, piece: Piece | None = None, recompute: str = "none", **changes: Any) -> Build:
+def decoder_build(
+    kind: str, piece: Piece | None = None, recompute: str = "none", tied: bool = False, **changes: Any
+) -> Build:
     config = {"model_type": kind, **DECODER, **DECODERS.get(kind, {}), **changes}
-    spec = {"layers": LAYERS, "hidden": HIDDEN, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": VOCAB, "passes": 1}
+    spec = {
+        "layers": LAYERS, "hidden": HIDDEN, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": VOCAB, "passes": 1,
+        "tied_embeddings": tied,
+    }  # fmt: skip
     return Build("llm", spec, {"config": config}, piece or Piece(range(LAYERS)), recompute, -1, 0, TEXT)
 
 
@@ -285,6 +291,17 @@ def test_weights_of_another_model_are_refused(saved: dict[str, int], message: st
         read_weights(tmp_path, "llm", whole, whole, ALONE)
 
 
+def test_a_tower_without_its_head_is_read_back_whole(tmp_path: Path) -> None:
+    """As `dslaunch export` writes it: transformers starts nothing from random values."""
+    ours = hf.tower(tower_build("siglip_vision_model"))
+    ours.load_state_dict({name: torch.ones_like(t) for name, t in ours.state_dict().items()})
+    ours.config.save_pretrained(tmp_path)
+    weights = {name.removeprefix("model."): p.detach() for name, p in ours.named_parameters()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    _, loading = transformers.SiglipVisionModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+
+
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     whole = hf.decoder(decoder_build("llama"))
     with pytest.raises(ConfigError, match=r"neither model.safetensors nor model.safetensors.index.json"):
@@ -298,6 +315,10 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_size": 64}, "llm.hidden: found 32, but module_args.config has hidden_size = 64"),
+        (
+            {"tie_word_embeddings": True, "kind": "gemma"},
+            "llm.tied_embeddings: found False, but module_args.config has tie_word_embeddings = True",
+        ),
         ({"attention_dropout": 0.1}, "module_args.config.attention_dropout: found 0.1. Allowed: 0"),
         ({"model_type": "gpt2"}, "module_args.config: found 'model_type gpt2'. Allowed: llama, mistral"),
     ],
@@ -313,12 +334,12 @@ def _gpt2() -> Build:
 
 
 def test_tied_embeddings_stay_in_one_stage() -> None:
-    tied = decoder_build("llama", tie_word_embeddings=True)
+    tied = decoder_build("llama", tied=True, tie_word_embeddings=True)
     module = hf.decoder(tied)
     assert isinstance(module, nn.Module)
     assert module.lm_head.weight is module.model.embed_tokens.weight
-    with pytest.raises(ConfigError, match="pp: found 'more than 1 with tied embeddings'"):
-        hf.decoder(decoder_build("llama", Piece(range(2), True, False), tie_word_embeddings=True))
+    with pytest.raises(ConfigError, match=r"strategy\.llm\.pp: more than one stage, but tied"):
+        hf.decoder(decoder_build("llama", Piece(range(2), True, False), tied=True, tie_word_embeddings=True))
 
 
 def test_rotary_frequencies_stay_in_fp32() -> None:
@@ -352,7 +373,7 @@ def test_a_rank_holds_its_own_part_alone_while_it_loads(kind: str, tmp_path: Pat
     config, spec = {"model_type": kind, **(DECODER if kind == "llama" else TOWER), **large}, {"passes": 1}
     config |= {"num_key_value_heads": 4} if kind == "llama" else {}
     spec |= {"layers": LAYERS, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1024, "vocab": VOCAB}
-    spec |= {"patch": 4, "image": 8}
+    spec |= {"patch": 4, "image": 8, "tied_embeddings": False}
     auto = transformers.AutoModelForCausalLM if kind == "llama" else transformers.AutoModel
     theirs = auto.from_config(transformers.AutoConfig.for_model(**config))
     make = hf.decoder if kind == "llama" else hf.tower

@@ -36,6 +36,7 @@ TEXTS: dict[str, tuple[str, str | bytes]] = {
     "YAML nested 100,000 deep": ("a.yaml", "a: " + "[" * 100_000),
     "Python nested 100,000 deep": ("train.py", "x = " + "[" * 100_000),
     "a shell script nested 100,000 deep": ("run.sh", "#!/bin/sh\n" + "$(" * 100_000),
+    "half a character": ("ds_config.json", '{"a\\ud800": 1, "train_batch_size": 8}'),
     "a YAML bomb": (
         "accelerate.yaml",
         "a: &a [x, x, x, x, x, x, x, x, x]\n"

@@ -17,7 +17,7 @@ def _imported(folder: Path, *words: str) -> set[str]:
     """Top-level modules that `python -m dslaunch WORDS` imports; the command has to succeed."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "dslaunch", *words],
-        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]

@@ -16,7 +16,7 @@ def _lint(folder: Path) -> subprocess.CompletedProcess[str]:
     """lint-imports on the package in `folder`, which comes first on its path."""
     code = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
 
 

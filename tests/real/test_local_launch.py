@@ -77,7 +77,7 @@ def _launch(launcher: str, script: str, *arguments: str) -> list[str]:
     return [*RECIPE, f"launcher={launcher}", python, f"script={script}", "--", *arguments]
 
 
-def _done(process: subprocess.Popen[str], limit_s: float = 180) -> tuple[int, str]:
+def _done(process: subprocess.Popen[str], limit_s: float = 300) -> tuple[int, str]:
     output, _ = process.communicate(timeout=limit_s)
     return process.returncode, output
 
@@ -104,7 +104,8 @@ def test_every_rank_gets_its_place_and_the_arguments_unchanged(launcher: str, ho
     assert len({(probe["MASTER_ADDR"], probe["MASTER_PORT"]) for probe in probes}) == 1
     state = read_state(run)
     assert (state.status, state.exit_status, state.launcher) == ("finished", 0, launcher)
-    assert [event["kind"] for event in read_events(run)] == ["prepared", "started", "finished"]
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] != "not_watched"]  # told after 5 s
+    assert kinds == ["prepared", "started", "finished"]
 
 
 @pytest.mark.parametrize("launcher", ["local", "torchrun"])
@@ -131,7 +132,7 @@ time.sleep(1000)
 
 
 def _wait_for(paths: Callable[[], list[Path]], count: int, process: subprocess.Popen[str]) -> list[Path]:
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 240
     while len(found := [path for path in paths() if path.stat().st_size]) < count:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < limit

@@ -84,7 +84,7 @@ def test_a_wrong_version_a_full_disk_and_a_host_that_is_down(place: Place) -> No
     place.hosts.hosts[3].cut()
     try:
         start = time.monotonic()
-        status, output, errors = place.dslaunch("preflight", *place.words("preflight.host_seconds=12"))
+        status, output, errors = place.dslaunch("preflight", *place.words("preflight.host_seconds=20"))
         seconds = time.monotonic() - start
     finally:
         place.hosts.hosts[3].restore()
@@ -96,7 +96,7 @@ def test_a_wrong_version_a_full_disk_and_a_host_that_is_down(place: Place) -> No
     assert f"torch {TORCH}; torch " in output
     assert "No space left on device" in output
     assert "launcher.exclude=n2@n3@n4" in output
-    assert seconds < 30
+    assert seconds < 90  # a connection that nobody refuses takes minutes
 
 
 def test_a_launch_is_blocked_and_says_what_to_do(place: Place) -> None:

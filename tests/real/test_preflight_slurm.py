@@ -52,7 +52,7 @@ def _launch(home: Path, slurm: SlurmCluster, *words: str) -> tuple[int, str, Pat
             "preflight.ignore=[net.name,folder.full]", *words,
         ],
         env=slurm.environ, cwd=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=240, check=False,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     (run,) = set((home / "runs").glob("*-*")) - before or {home}
     return done.returncode, done.stdout, run
@@ -82,7 +82,7 @@ def test_a_node_with_another_torch_blocks_the_ranks(home: Path, slurm: SlurmClus
 
 
 def test_a_node_that_hangs_costs_its_limit(home: Path, slurm: SlurmCluster) -> None:
-    status, output, _ = _launch(home, slurm, "launcher.python=./hangs", "preflight.host_seconds=10")
+    status, output, _ = _launch(home, slurm, "launcher.python=./hangs", "preflight.host_seconds=20")
     assert status == 1, output
     (row,) = (line for line in output.splitlines() if "  FAIL  " in line)
     assert row.split()[:3] == ["n2", "FAIL", "host.unreachable:"]

@@ -57,7 +57,7 @@ def run_rank(
             **environ, "PATH": path + environ["PATH"], "DSLAUNCH_PYTHON": sys.executable,
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
         },
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

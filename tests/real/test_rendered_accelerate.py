@@ -125,7 +125,7 @@ sharded = [plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_
 print(json.dumps([made.mixed_precision, made.gradient_accumulation_steps, sharded]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, **told},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

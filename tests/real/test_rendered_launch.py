@@ -38,7 +38,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 (run / "ready").touch()
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -106,12 +106,12 @@ def test_a_rank_told_to_stop_may_finish_its_work_first(tmp_path: Path, work_dir:
     rank = subprocess.Popen(
         ["bash", str(run_dir / "rank.sh")], cwd=work_dir, env=env, start_new_session=True
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (run_dir / "ready").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(rank.pid, signal.SIGTERM)
-    assert rank.wait(timeout=30) == 0
+    assert rank.wait(timeout=60) == 0
     assert (run_dir / "saved").exists()
     assert (run_dir / "ranks" / "0.exit").read_text() == "0\n"
 

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from dslaunch.errors import LaunchError
-from dslaunch.run.processes import Process, identify, is_alive, send
+from dslaunch.run import processes
+from dslaunch.run.processes import Process, Tree, identify, is_alive, send
 from dslaunch.run.supervise import Ended, supervise
 
 _LAUNCH = """
@@ -81,7 +83,7 @@ def test_what_the_command_leaves_is_ended(tmp_path: Path) -> None:
 
 
 def test_helpers_that_end_by_themselves_are_not_left_over(tmp_path: Path) -> None:
-    ended = _run(tmp_path, "setsid bash -c 'sleep 0.5; echo end > ended' & exit 0")
+    ended = _run(tmp_path, "setsid bash -c 'sleep 0.2; echo end > ended' & exit 0")
     assert ended.left_over == 0
     assert (tmp_path / "ended").exists()
 
@@ -91,12 +93,15 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
     supervisor = subprocess.Popen(
         [sys.executable, "-c", _LAUNCH], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    limit = time.monotonic() + 20
-    while not all((folder / name).exists() for name in ("ready", "stubborn", "orphan", "pid")):
-        assert time.monotonic() < limit
-        assert supervisor.poll() is None
-        time.sleep(0.05)
+    _wait_for(*(folder / name for name in ("ready", "stubborn", "orphan", "pid")))
     return supervisor
+
+
+def _wait_for(*files: Path) -> None:
+    limit = time.monotonic() + 60
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
 
 
 def _descendants(pid: int) -> set[Process]:
@@ -121,7 +126,7 @@ def test_a_signal_ends_the_whole_tree_and_nothing_else(sign: signal.Signals, tmp
     try:
         assert len(tree) == 7
         supervisor.send_signal(sign)
-        output, errors = supervisor.communicate(timeout=30)
+        output, errors = supervisor.communicate(timeout=60)
         assert output.decode().splitlines()[-1] == f'[137, "{sign.name}", 0]', errors.decode()
         assert not [process for process in tree if is_alive(process)]
         assert bystander.poll() is None
@@ -139,8 +144,8 @@ def test_the_tree_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     tree = _descendants(supervisor.pid)
     try:
         supervisor.kill()
-        supervisor.communicate(timeout=30)
-        limit = time.monotonic() + 40
+        supervisor.communicate(timeout=60)
+        limit = time.monotonic() + 60
         while [process for process in tree if is_alive(process)]:
             assert time.monotonic() < limit
             time.sleep(0.1)
@@ -174,10 +179,9 @@ def test_a_terminals_ctrl_c_reaches_the_job_as_one_sigterm(tmp_path: Path) -> No
     supervisor = subprocess.Popen(
         [sys.executable, "-c", slow], cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True
     )
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.05)
+    _wait_for(tmp_path / "ready")
     os.killpg(supervisor.pid, signal.SIGINT)
-    output, _ = supervisor.communicate(timeout=30)
+    output, _ = supervisor.communicate(timeout=60)
     assert output.decode().splitlines()[-1] == '[4, "SIGINT", 0]'
     assert (tmp_path / "got").read_text() == "term\n"
 
@@ -186,13 +190,25 @@ def test_a_second_signal_does_not_wait_for_the_grace_time(tmp_path: Path) -> Non
     (tmp_path / "job.sh").write_text("trap '' TERM; echo > ready; while :; do sleep 1; done")
     slow = _LAUNCH.replace("grace_s=1.0", "grace_s=60.0")
     supervisor = subprocess.Popen([sys.executable, "-c", slow], cwd=tmp_path, stdout=subprocess.DEVNULL)
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.05)
+    _wait_for(tmp_path / "ready")
     supervisor.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(1)
     assert supervisor.poll() is None
     supervisor.send_signal(signal.SIGINT)
-    assert supervisor.wait(timeout=20) == 0
+    assert supervisor.wait(timeout=50) == 0
+
+
+def test_a_process_that_one_look_misses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a parent which ended before it was looked at itself, behind the list of all processes."""
+    tree, every = Tree(), processes._all
+    child = subprocess.Popen(["sleep", "1000"])
+    looks: Iterator[Callable[[], list[processes._Stat]]] = iter([list])
+    try:
+        monkeypatch.setattr(processes, "_all", lambda: next(looks, every)())
+        assert [process.pid for process in tree.living()] == [child.pid]
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_recycled_process_id_is_another_process() -> None:

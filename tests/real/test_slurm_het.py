@@ -31,9 +31,11 @@ run, attempt = pathlib.Path(os.environ["DSLAUNCH_RUN_DIR"]), os.environ["DSLAUNC
 path = run / f"probe-{os.environ['RANK']}-{attempt}.json"
 path.write_text(json.dumps({**{name: os.environ.get(name) for name in names}, "cwd": os.getcwd()}))
 if "--sleep" in sys.argv and not (run / "go").exists():
-    time.sleep(300)
+    time.sleep(1000)
 if "--fail" in sys.argv and (os.environ["RANK"], attempt) == ("3", "1"):
-    time.sleep(1)
+    written = lambda: [each for each in run.glob(f"probe-*-{attempt}.json") if each.stat().st_size]
+    while len(written()) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.1)
     sys.exit(7)
 """
 PARTITIONS = {"big": "n[3-4]", "small": "n[1-2,5]"}
@@ -73,7 +75,7 @@ def _dslaunch(home: Path, kinds: SlurmCluster, *words: str, status: int = 0) -> 
     done = subprocess.run(
         [sys.executable, "-m", "dslaunch", *words],
         cwd=home, env=kinds.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=150, check=False,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stdout
     return done.stdout
@@ -102,7 +104,7 @@ def _placed(run: Path, attempt: int = 1) -> list[tuple[str, ...]]:
 
 
 def _until(condition: Callable[[], object]) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.2)

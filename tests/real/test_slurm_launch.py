@@ -34,7 +34,7 @@ import os, sys
 print(f"rank {os.environ['RANK']} speaks")
 sys.exit(5 * (os.environ["RANK"] == "13"))
 """
-SLEEP = "import os, pathlib, time\npathlib.Path(os.environ['DSLAUNCH_RUN_DIR'], 'up').touch()\ntime.sleep(300)\n"
+SLEEP = "import os, pathlib, time\npathlib.Path(os.environ['DSLAUNCH_RUN_DIR'], 'up').touch()\ntime.sleep(1000)\n"
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -85,7 +85,7 @@ def _words(script: str, *more: str, launcher: str = "slurm") -> list[str]:
 
 
 def _done(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 
@@ -100,7 +100,7 @@ def _probes(run: Path) -> list[dict[str, Any]]:
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.2)
@@ -125,7 +125,7 @@ def test_each_of_64_ranks_is_right(home: Path, start: Start) -> None:
     state = read_state(run)
     assert (state.launcher, state.status, state.exit_status) == ("slurm", "finished", 0)
     assert {probe["SLURM_JOB_ID"] for probe in probes} == {state.slurm_job}
-    kinds = [event["kind"] for event in read_events(run)]
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] != "not_watched"]  # told after 5 s
     assert kinds == ["prepared", "submitted", "job_started", "started", "job_ended", "finished"]
 
 

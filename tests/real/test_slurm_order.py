@@ -19,12 +19,15 @@ from tests.real.slurm import SlurmCluster, slurm_cluster
 LEAVES = {"odd": "n[1,3,5]", "even": "n[2,4]"}
 SWITCHES = "cluster.switches={odd:['n[1,3,5]'],even:['n[2,4]']}"
 PROBE = """
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES")
 name = f"probe-{os.environ['RANK']}-{os.environ['DSLAUNCH_ATTEMPT']}.json"
 out = pathlib.Path(os.environ["DSLAUNCH_RUN_DIR"], name)
 out.write_text(json.dumps({name: os.environ.get(name) for name in names}))
 if os.environ["RANK"] == "1" and os.environ["DSLAUNCH_ATTEMPT"] == "1" and "--fail" in sys.argv:
+    written = lambda: [each for each in out.parent.glob("probe-*-1.json") if each.stat().st_size]
+    while len(written()) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.1)
     print("CUDA error: uncorrectable ECC error encountered", flush=True)
     sys.exit(1)
 """
@@ -59,7 +62,7 @@ def _launch(home: Path, tree: SlurmCluster, *words: str, nodes: int = 4, script:
     how = [f"launcher.python={sys.executable}", "--skip-preflight", "launcher.slurm.cpus_per_task=1", *batch]
     done = subprocess.run(
         [sys.executable, "-m", "dslaunch", *what, *how, *words, "--", *script],
-        cwd=home, env=tree.environ, capture_output=True, text=True, timeout=120, check=False,
+        cwd=home, env=tree.environ, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (home / "runs").iterdir()

@@ -39,7 +39,7 @@ def _dslaunch(home: Path, hosts: Hosts, *words: str, status: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "dslaunch", *words],
         cwd=home, env={**hosts.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=150, check=False,
+        stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stdout
     return done.stdout

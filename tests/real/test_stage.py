@@ -55,7 +55,7 @@ def _dslaunch(home: Path, environ: Mapping[str, str], *words: str, status: int =
     done = subprocess.run(
         [sys.executable, "-m", "dslaunch", *what, *how, *words],
         cwd=home, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=120, check=False,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stdout
     return done.stdout
@@ -64,7 +64,7 @@ def _dslaunch(home: Path, environ: Mapping[str, str], *words: str, status: int =
 def _dslaunch_verb(home: Path, environ: Mapping[str, str], *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "dslaunch", *words], cwd=home, env=dict(environ), capture_output=True, text=True,
-        timeout=60, check=True,
+        timeout=120, check=True,
     )  # fmt: skip
     return done.stdout
 
@@ -95,7 +95,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 def _on(hosts: Hosts, host: str, *words: str) -> str:
     return subprocess.run(
-        ["ssh", "-n", host, *words], env=hosts.environ, capture_output=True, text=True, check=True, timeout=60
+        ["ssh", "-n", host, *words], env=hosts.environ, capture_output=True, text=True, check=True, timeout=120
     ).stdout
 
 
@@ -166,7 +166,7 @@ def test_a_job_that_is_stopped_removes_its_copies_and_one_that_is_cancelled_name
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
     home, local = _code(tmp_path / HOSTILE), tmp_path / "local"
-    (home / "probe.py").write_text(f"{PROBE}\nimport time; time.sleep(300)\n")
+    (home / "probe.py").write_text(f"{PROBE}\nimport time; time.sleep(1000)\n")
     words = ("launcher=slurm", f"launcher.stage.to={local}", "launcher.slurm.cpus_per_task=1")
     _dslaunch(home, slurm.environ, *words)
     run = _only(home)
@@ -200,7 +200,7 @@ def _job(run: Path) -> str:
 
 
 def _until(reached: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 180
     while not reached():
         assert time.monotonic() < limit
         time.sleep(0.1)

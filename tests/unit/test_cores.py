@@ -64,7 +64,7 @@ def _started(starter: str, rank: int, size: int) -> tuple[set[int], str]:
         [*words, sys.executable, "-c", show], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},
     )  # fmt: skip
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     *cpus, pid = map(int, out.split())
     assert pid == process.pid, "the program has another process id"
     return set(cpus), err

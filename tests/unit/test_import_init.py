@@ -367,7 +367,7 @@ def test_on_a_terminal_it_asks_for_what_is_missing(tmp_path: Path) -> None:
         stdin=terminal,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     os.close(keyboard)

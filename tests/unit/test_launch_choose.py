@@ -61,4 +61,4 @@ def test_a_controller_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sys.modules[choose.__module__], "_ANSWER_LIMIT_S", 0.5)
     start = time.monotonic()
     assert choose(make_plan(nodes=2, local=False), _commands(tmp_path, "exec sleep 60")) == ""
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30

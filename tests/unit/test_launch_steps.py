@@ -13,6 +13,7 @@ from dslaunch.launch import LAUNCHERS, How, launch, launch_folder, local, slurm,
 from dslaunch.launch.request import LaunchRequest
 from dslaunch.launch.steps import Execute, Follow, Submit
 from dslaunch.planfile import Plan
+from dslaunch.run.agent import free_port
 from dslaunch.run.state import read_state
 from tests.launching import HOSTILE, make_files, make_plan, put
 
@@ -32,6 +33,13 @@ def test_local_runs_launch_sh_with_a_free_port(tmp_path: Path) -> None:
     assert step.env["DSLAUNCH_RUN_DIR"] == str(tmp_path / HOSTILE)
     assert step.env["DSLAUNCH_PYTHON"] == "/usr/bin/python3"
     assert step.ranks == 2
+
+
+def test_a_free_port_is_given_to_no_connection_before_the_ranks_use_it() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first < 32_000:
+        pytest.skip(f"here connections are given ports from {first} on")
+    assert max(free_port() for _ in range(100)) < first
 
 
 def test_the_port_that_a_user_gives_is_kept(tmp_path: Path) -> None:

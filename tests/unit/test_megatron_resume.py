@@ -33,7 +33,7 @@ def _words(run_dir: Path, attempt: int) -> list[str]:
         "DSLAUNCH_MEGATRON_PATH": str(run_dir),
         "DSLAUNCH_ATTEMPT": str(attempt),
     }
-    subprocess.run(["bash", str(run_dir / "rank.sh")], env=env, cwd=run_dir, check=True, timeout=60)
+    subprocess.run(["bash", str(run_dir / "rank.sh")], env=env, cwd=run_dir, check=True, timeout=180)
     return (run_dir / "words").read_text().splitlines()
 
 

@@ -26,7 +26,7 @@ def test_its_exit_status_stands_with_its_own_attempt(dslaunch: CommandLine, tmp_
     place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "DSLAUNCH_PYTHON": str(program)}
     environ = {**os.environ, **place, "DSLAUNCH_WORK_DIR": str(tmp_path)}
     rank = subprocess.Popen(["bash", str(run / "rank.sh")], env=environ, stdout=subprocess.DEVNULL)
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 90
     while not (tmp_path / "program").is_file() or not (tmp_path / "program").read_text():
         assert time.monotonic() < limit
         time.sleep(0.02)

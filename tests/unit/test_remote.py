@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -36,12 +38,12 @@ def test_a_host_that_does_not_answer_costs_its_own_limit_only(tmp_path: Path) ->
     hangs = _sh(f"echo begun; sleep 100 & echo $! >'{pid}'; wait")
     start = time.monotonic()
     answers = on_all({"hangs": hangs, **{f"h{n}": _sh("echo 1") for n in range(20)}}, "", 1.5)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert answers["hangs"].status is None
     assert answers["hangs"].out == "begun\n"
     assert answers["hangs"].why == "no answer within 2 s"
     assert {answer.out for host, answer in answers.items() if host != "hangs"} == {"1\n"}
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while _runs(int(pid.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _runs(int(pid.read_text()))
@@ -56,9 +58,10 @@ def _runs(pid: int) -> bool:
 
 def test_what_stays_in_the_background_with_the_pipes_is_not_waited_for() -> None:
     start = time.monotonic()
-    answer = on_all({"h": _sh("sleep 5 & echo done")}, "", 20.0)["h"]
-    assert (answer.status, answer.out) == (0, "done\n")
-    assert time.monotonic() - start < 4
+    answer = on_all({"h": _sh("sleep 60 & echo $!")}, "", 100.0)["h"]
+    assert time.monotonic() - start < 30
+    assert answer.status == 0
+    os.kill(int(answer.out), signal.SIGKILL)
 
 
 def test_more_hosts_than_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,24 @@ def test_without_a_text_the_exit_status_tells(status: str, cause: str, tmp_path:
     assert _judge(tmp_path, {0: status}, launcher=1).cause == cause
 
 
+@pytest.mark.parametrize("status", ["2", "126", "9"])
+def test_what_the_rank_said_last_is_quoted(status: str, tmp_path: Path) -> None:
+    said = "dslaunch.runtime: model.components.llm.hidden: found 32. Make them agree."
+    assert said in _judge(tmp_path, {0: status}, rank_0=f"step 1\n{said}\n").why
+
+
+def test_a_host_without_the_interpreter_is_not_lost(tmp_path: Path) -> None:
+    said = (
+        "dslaunch: n4: ssh exits 2: launcher.python: /no/python is not found on n4. Give the interpreter of the "
+        "training environment there"
+    )
+    ending = _judge(tmp_path, {}, launcher=255, launcher_0=said)
+    assert (ending.cause, ending.evidence[0].line) == ("wrong_program", said)
+    (tmp_path / "lost").mkdir()
+    lost = _judge(tmp_path / "lost", {}, launcher=255, launcher_0="dslaunch: n4: lost: no sign of life")
+    assert lost.cause == "host_lost"
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_rank_that_lost_its_peers_is_not_where_it_began(order: tuple[int, ...], tmp_path: Path) -> None:
     """Whichever of the two records its end first."""

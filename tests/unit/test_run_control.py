@@ -16,7 +16,7 @@ from dslaunch.planfile import to_json
 from dslaunch.review.watch import page
 from dslaunch.run.attempts import attempt_of, begin_attempt, logs_of
 from dslaunch.run.checkpoints import newest_checkpoint
-from dslaunch.run.find import find_run
+from dslaunch.run.find import find_run, run_and_root
 from dslaunch.run.logs import find_log, log_object, show
 from dslaunch.run.now import look
 from dslaunch.run.processes import Process, identify
@@ -178,6 +178,57 @@ def test_the_newest_checkpoint_is_found_as_each_framework_writes_it(
         (tmp_path / file).write_text(text)
     found = newest_checkpoint(tmp_path)
     assert (found.path.name if found else "", found.step if found else None) == (name, step)
+
+
+def test_what_may_be_typed_next_works_where_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name beside its root, by a quoted path elsewhere; --from-scratch where nothing is saved yet."""
+    folder = make_run(tmp_path / "a b" / "runs", "tiny-1", status="stopped")
+    monkeypatch.chdir(tmp_path / "a b")
+    assert ("next", "dslaunch resume tiny-1 --from-scratch") in status_lines(read_status(folder))
+    (folder / "checkpoints" / "step-4").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert ("next", f"dslaunch resume '{folder}'") in status_lines(read_status(folder))
+
+
+def test_what_a_user_stopped_has_no_failure(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, status="stopped")
+    put(folder, 0, status="143")
+    assert "first failure" not in dict(status_lines(read_status(folder)))
+    write_state(folder, replace(read_state(folder), status="failed"))
+    assert "first failure" in dict(status_lines(read_status(folder)))
+
+
+def test_a_name_without_its_time_and_an_override_are_answered(tmp_path: Path) -> None:
+    make_run(tmp_path, "vla-20260101-000000")
+    with pytest.raises(ConfigError, match="Runs that begin so: vla-20260101-000000"):
+        find_run("vla", tmp_path)
+    with pytest.raises(ConfigError, match="A run keeps the plan that it was launched with"):
+        run_and_root("resume", ("vla-20260101-000000", "cluster=8xA100"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "details", "why"),
+    [
+        ("preflight_failed", {"status": 4}, "preflight, the first step of its job, found what stops a launch"),
+        ("attempt_ended", {"cause": "program", "evidence": ["rank-1.log:5: ValueError: no"]},
+         "the program failed; rank-1.log:5: ValueError: no; its job exits 4"),
+        ("job_started", {}, "its job exits 4"),
+    ],
+)  # fmt: skip
+def test_a_job_that_failed_says_what_its_supervisor_saw(
+    kind: str, details: dict[str, object], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last start alone; SLURM has forgotten the job."""
+    folder = make_run(tmp_path, status="submitted", slurm_job="7")
+    monkeypatch.setattr("dslaunch.run.now.ask", lambda _job: None)
+    (folder / "job.outcome").write_text("failed 4\n")
+    append_event(folder, "attempt_ended", cause="killed", evidence=["before"])
+    append_event(folder, "job_started", job="7")
+    append_event(folder, kind, **details)
+    now = look(folder)
+    assert (now.standing, why in now.why, "before" in now.why) == ("failed", True, False)
 
 
 def _frame(folder: Path, width: int, height: int) -> list[str]:

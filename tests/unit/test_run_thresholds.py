@@ -301,10 +301,11 @@ def test_the_sampler_tells_what_it_sees_and_ends_with_its_parent(
         (tmp_path / name).chmod(0o755)
     out = tmp_path / "0.gpus"
     started = f"print(subprocess.Popen([sys.executable, {gpus.__file__!r}, {str(out)!r}]).pid)"
-    code = f"import subprocess, sys, time; {started}; time.sleep(2)"
+    waits = f"while not os.path.exists({str(out)!r}): time.sleep(0.05)"
+    code = f"import os, subprocess, sys, time; {started}\n{waits}"
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=30, capture_output=True)
-    limit = time.monotonic() + 10
+    done = subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=60, capture_output=True)
+    limit = time.monotonic() + 60
     while Path(f"/proc/{int(done.stdout)}").exists():
         assert time.monotonic() < limit, "it outlives the process that started it"
         time.sleep(0.1)

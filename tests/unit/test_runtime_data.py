@@ -169,6 +169,9 @@ class Given:
         ({"tokens": torch.zeros(3, 8, dtype=torch.int64)}, "samples 4 to 5: 2 were asked for, and 3 came"),
         ({"tokens": torch.zeros(2, 999, dtype=torch.int64)}, "999 tokens, and training.seq_len is "),
         ({"images": torch.zeros(0, 1, 8, 8)}, "0 images for 2 samples; vision_encoder takes one each"),
+        ({"tokens": torch.full((2, 8), 64)}, "token 64, and the decoder's vocab is 64. Give 0 to 63"),
+        ({"tokens": torch.full((2, 8), -200)}, "token -200, and the decoder's vocab is 64"),
+        ({"labels": torch.full((2, 8), -1)}, "label -1, .* vocab is 64. Give 0 to 63, and -100 for none"),
     ],
 )
 def test_what_does_not_fit_the_plan_is_named(change: dict[str, Tensor], message: str, digits: Digits) -> None:
@@ -177,3 +180,20 @@ def test_what_does_not_fit_the_plan_is_named(change: dict[str, Tensor], message:
     assert Fitting(Given(batch), plan).at([4, 5]) is batch
     with pytest.raises(ConfigError, match=message):
         Fitting(Given(replace(batch, **change)), plan).at([4, 5])
+
+
+def test_marks_below_0_are_a_module_of_ones_own_to_read(digits: Digits) -> None:
+    """LLaVA's own code marks the place of an image by the token -200."""
+    components = {**plans.MODEL["components"], "llm": {**plans.LLM, "module": "mine:decoder"}}
+    plan = plans.plan_for("ddp", model={**plans.MODEL, "components": components})
+    batch = replace(digits.at([4, 5]), tokens=torch.full((2, 8), -200))
+    assert Fitting(Given(batch), plan).at([4, 5]) is batch
+
+
+def test_a_data_set_that_gives_no_batches_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plans.plan_for("ddp")
+    with pytest.raises(ConfigError, match=r"a tuple came. at\(numbers\) gives a Batch"):
+        Fitting(Given((1, 2)), plan).at([4, 5])  # type: ignore[arg-type]
+    nothing = replace(plan, files=replace(plan.files, data_path="builtins:repr"))
+    with pytest.raises(ConfigError, match=r"builtins:repr gives a str. It has to give samples"):
+        open_data(nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from tests.real.parts import need
 need("torch")
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 from dslaunch.runtime.components import Decoder, ViT, blocks_up_to, build_component  # noqa: E402
-from dslaunch.runtime.data import Batch  # noqa: E402
+from dslaunch.runtime.data import IGNORE, Batch  # noqa: E402
+from dslaunch.runtime.engine_torch import TorchEngine  # noqa: E402
 from dslaunch.runtime.graph import Graph, build_model, parameter_groups  # noqa: E402
 from dslaunch.runtime.supported import check_model  # noqa: E402
+from dslaunch.runtime.world import World  # noqa: E402
 
 MODEL_FILES = sorted((data_root() / "conf" / "model").glob("*.yaml"))
 BUILT = {"llama3_8b", "llama3_70b", "openvla_7b", "vla70b", "vla_tiny"}
@@ -199,3 +203,35 @@ def test_a_model_that_does_not_train_is_refused() -> None:
     frozen = {name: {**spec, "train": "nothing"} for name, spec in plans.MODEL["components"].items()}
     with pytest.raises(ValueError, match="every component has `train: nothing`"):
         built(model={**plans.MODEL, "components": frozen})
+
+
+class Labelled:
+    """Sample n has n labels: none, one, two or three."""
+
+    def at(self, numbers: Iterable[int]) -> Batch:
+        wanted = torch.tensor(list(numbers))
+        tokens = torch.arange(8).repeat(len(wanted), 1) + wanted[:, None]
+        labels = tokens.where(torch.arange(8) <= wanted[:, None], IGNORE)
+        return Batch(torch.linspace(-1, 1, 64).view(1, 1, 8, 8) * wanted.view(-1, 1, 1, 1), tokens, labels)
+
+
+@pytest.fixture
+def alone() -> Iterator[World]:
+    """One process, which is a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield World(0, 0, 1, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def test_the_loss_is_the_mean_over_all_labels_of_a_step_however_it_is_cut(alone: World) -> None:
+    """A sample without a label, in a micro-batch of its own, is no 0 / 0, and weighs nothing."""
+    results = []
+    for micro_batch in (4, 2, 1):
+        plan = plans.plan_for("ddp", world_size=1, training=plans.training_plan(1, global_batch=4))
+        for name in plan.components:
+            plan = plans.with_component(plan, name, micro_batch=micro_batch, num_microbatches=4 // micro_batch)
+        torch.manual_seed(0)
+        result = TorchEngine(plan, alone, Labelled()).step(0)
+        results.append((float(result.loss), result.grad_norm))
+        assert result.images == 4
+    assert results[1:] == [pytest.approx(results[0], rel=1e-5)] * 2

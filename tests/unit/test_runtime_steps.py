@@ -333,7 +333,7 @@ def degrees(layout: ComponentPlan) -> Degrees:
             "strategy.projector.zero=3 model.components.projector.train=nothing",
             "strategy.projector.zero is 3; dslaunch.runtime keeps a frozen component whole",
         ),
-        ("training.macro_batches=3", "it does not divide the 8 micro-batches of llm: set strategy.llm"),
+        ("training.macro_batches=3", "it does not divide the 8 micro-batches of llm, the 1 of "),
         (
             "training.macro_batches=2 strategy.llm.vpp=2 strategy.llm.micro_batch=8 "
             "strategy.projector.micro_batch=2 strategy.vision_encoder.micro_batch=4",
@@ -379,6 +379,16 @@ def test_show_prints_who_sends_which_samples_to_whom(
     shown = capsys.readouterr().out
     assert "gradients llm -> projector" in shown
     assert "| 3 | 4 | 12-14 |" in shown
+
+
+@pytest.mark.parametrize("rank", ["0", "3"])
+def test_whichever_rank_ends_first_has_said_why(
+    rank: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher ends the others at once, before they could say it."""
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert main(["--plan", str(tmp_path / "plan.json"), "--show"]) == 2
+    assert "plan.json" in capsys.readouterr().err
 
 
 def test_bf16_without_zero_and_tied_embeddings_over_stages_are_refused() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.secrets import is_secret_name, shaped
+from dslaunch.secrets import in_arguments, is_secret_name, shaped
 from tests.command import CommandLine
 
 _PLAN = ["render", "recipe=vla_tiny", "cluster=local"]
@@ -68,6 +68,29 @@ def test_a_variables_name(name: str, secret: bool) -> None:
 def test_settings_of_a_tokenizer_are_no_secrets(setting: str, dslaunch: CommandLine) -> None:
     ran = dslaunch("plan", "recipe=vla_tiny", "cluster=local", f"env.{setting}")
     assert ran.status == 0, ran.err
+
+
+@pytest.mark.parametrize("words", [["--token", "A1b2C3d4E5f6"], ["--wandb-api-key=f0e1d2c3f0e1d2c3"]])
+def test_a_secret_among_the_scripts_arguments_is_refused(
+    words: list[str], dslaunch: CommandLine, tmp_path: Path
+) -> None:
+    ran = dslaunch(*_PLAN, "-o", f"{tmp_path}/out", "module=", "script=train.py", "--", "--steps", "3", *words)
+    assert ran.status == 2, ran.err
+    assert f"script_args: {words[0].partition('=')[0]}: its value looks like a secret" in ran.err
+    assert (words[-1].partition("=")[2] or words[-1]) not in ran.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--pad-token", "[PAD]"],
+        ["--image-token=32000"],
+        ["--token-file", "/run/hf1234567"],
+        ["--max-tokens", "9" * 12],
+    ],
+)
+def test_a_tokenizers_arguments_are_no_secrets(words: list[str]) -> None:
+    assert not list(in_arguments(words))
 
 
 @pytest.mark.parametrize("value", SHAPED)

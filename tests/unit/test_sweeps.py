@@ -72,3 +72,17 @@ def test_plans_of_other_shapes_get_arrays_of_their_own(
 
 def test_skip_refused_belongs_to_a_sweep(dslaunch: CommandLine) -> None:
     assert dslaunch("recipe=vla_tiny", "cluster=local", "--skip-refused").status == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["recipe=vla_tiny", "training.seed=range(0,40)", "training.steps=range(1,40)"], "1,560 combinations"),
+        (["recipe=vla_tiny,vla70b", "training.seed=1,2"], "recipe=vla_tiny,vla70b: a sweep has one recipe"),
+    ],
+)
+def test_what_no_sweep_can_be_is_said_before_a_plan_is_made(
+    words: list[str], said: str, dslaunch: CommandLine
+) -> None:
+    ran = dslaunch(*words, "cluster=local", "--multirun", "--dry-run")
+    assert (ran.status, said in ran.err) == (2, True), ran.err

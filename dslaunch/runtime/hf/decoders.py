@@ -30,7 +30,10 @@ class HfDecoder(Kept):
         self.where = f"model.components.{build.name}"
         self.capped = getattr(config, "final_logit_softcapping", None)
         if config.tie_word_embeddings and not (self.piece.first and self.piece.last):
-            raise build.fault("pp", "more than 1 with tied embeddings", "1, or tie_word_embeddings: false")
+            raise ConfigError(
+                f"strategy.{build.name}.pp: more than one stage, but tied embeddings stay in one. Set it to 1, or "
+                f"untie them: {self.where}.tied_embeddings=false, and tie_word_embeddings in its configuration."
+            )
         self.model = cut_model(build, config)
         _run_as_stage(self.model, config, build)
         if self.piece.last:

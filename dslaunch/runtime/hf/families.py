@@ -36,6 +36,8 @@ class Family:
     """Paths of what is made and never run where tokens are what is passed on; it stays frozen."""
     absent: tuple[str, ...] = ()
     """Paths of pooling heads, which are left out."""
+    without: tuple[tuple[str, bool], ...] = ()
+    """Attributes of the configuration that say so of `absent`, for who reads what was trained."""
     prefix: int = 0
     """Tokens before the patches, which are not passed on."""
     attention: str = "sdpa"
@@ -53,6 +55,7 @@ _DECODER_SIZES = (
     ("kv_heads", "num_key_value_heads"),
     ("ffn", "intermediate_size"),
     ("vocab", "vocab_size"),
+    ("tied_embeddings", "tie_word_embeddings"),
 )
 _LLAMA = Family(
     layers="layers",
@@ -92,6 +95,7 @@ FAMILIES = {
         stem=("embeddings",),
         tail=("post_layernorm",),
         absent=("head",),
+        without=(("vision_use_head", False),),
         sizes=_TOWER_SIZES,
     ),
     "vit": Family(

@@ -24,6 +24,8 @@ class HfTower(Kept):
         config = self.config = config_of(build)
         self.family = FAMILIES[config.model_type]
         self.model = cut_model(build, config)
+        for attribute, value in self.family.without:
+            setattr(config, attribute, value)
         self.used_layers = blocks_up_to(build.from_layer, build.spec["layers"])
         self._freeze_unused(build.spec["layers"])
         self.alone = not build.args.get("names")
