@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import page
 from benchmarks.crossval import Held, all_errors, held_out
 from benchmarks.errors import Error
 from benchmarks.peers import peers
@@ -41,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     held = held_out(published())
     if asked.write:
+        from benchmarks import page  # its plots need matplotlib
+
         page.write(held)
     lines = target_lines(held)
     print("\n".join(lines if asked.targets else [*lines, *report_lines(held)]))

@@ -26,7 +26,8 @@ _AGAIN = "Render again; what is to stay belongs into the recipe, an override, or
 @rule("file.syntax", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)
 def syntax(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A text that can't be read as the kind of file it is."""
-    yield from _problems(files, "file.syntax", "Correct the text here; nothing else in this JSON or file was checked.")
+    fix = "Correct the text here; nothing else in this JSON or file was checked."
+    yield from _problems(files, "file.syntax", fix)
 
 
 @rule("file.duplicate-key", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)

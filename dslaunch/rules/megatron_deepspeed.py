@@ -102,9 +102,15 @@ def _pairs(files: FileSet, settings: Settings) -> Iterator[tuple[Run, File]]:
         name = (run.arguments.value(_CONFIG) or "").rpartition("/")[2]
         found = [file for file in files.of("deepspeed_json") if isinstance(file.value, dict)]
         if is_told(name):
-            found = [file for file in found if file.name.rpartition("/")[2] == name]
+            found = [file for file in found if file.name.rpartition("/")[2] == name or _written_as(file, name)]
         if name and len(found) == 1 and run.arguments.has("--deepspeed"):
             yield run, found[0]
+
+
+def _written_as(file: File, name: str) -> bool:
+    """Whether a script writes the JSON under this name, by the line above it, or under one that it fills in."""
+    above = file.text.splitlines()[max(0, file.at().line - 2)] if file.inside else ""
+    return "<<" in above and (name in above or "$" in above)
 
 
 def _micro_batch(run: Run, config: Config) -> Iterator[Hit]:

@@ -155,7 +155,7 @@ def _in_heredocs(files: FileSet) -> Iterator[File]:
                 continue
             told = not (body.expands and _UNTOLD.search(text))
             if told and json_kind("", document.value) == "deepspeed_json":
-                positions = MappingProxyType(document.positions)
+                positions = MappingProxyType({(): body.at, **document.positions})
                 yield File(file.name, "deepspeed_json", file.text, document.value, positions, inside=True)
 
 

@@ -194,3 +194,8 @@ def test_predict_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "record x: tp" in done.stderr
     assert done.stdout == ""
+
+
+def test_the_report_needs_no_plots() -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; import benchmarks.accuracy"
+    subprocess.run([sys.executable, "-c", code], check=True)
