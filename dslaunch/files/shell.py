@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dslaunch.files.position import Position
 
 _ASSIGNMENT = re.compile(
-    r"""(?:^|(?<=[\s;,]))                      # a word of its own, or one of `--export=ALL,NAME=value`
+    r"""(?:^|(?<=[\s;,])|(?<=-c\ ['"]))     # a word of its own, of `--export=ALL,NAME=value`, of `sh -c '`
         (?:--export=|--env=)?
         ([A-Za-z_][A-Za-z0-9_]*)=
         ("[^"\n]*"|'[^'\n]*'|[^\s;,"']*(?:,(?![A-Za-z_]\w*=)[^\s;,"']*)*)""",

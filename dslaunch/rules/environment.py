@@ -10,8 +10,8 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_told
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
-from dslaunch.rules.commands_torchrun import option, torchruns
-from dslaunch.rules.registry import Edit, Hit, rule
+from dslaunch.rules.commands_torchrun import given, option, torchruns
+from dslaunch.rules.registry import Edit, Hit, Severity, rule
 from dslaunch.rules.settings import Settings
 
 _NCCL = "NVIDIA NCCL 2.27, environment variables"
@@ -125,13 +125,41 @@ def slow(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
             yield Hit(file.name, each.at, message, "Take it out unless the hardware needs it.")
 
 
-@rule("env.debug-level", severity="wrong", raised_by="nobody", evidence=f"{_NCCL}: NCCL_DEBUG")
+@rule("env.debug-level", severity="wrong", raised_by="nobody", evidence=f"{_NCCL}: NCCL_DEBUG; torch 2.13, run")
 def debug_level(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """An NCCL_DEBUG that NCCL doesn't know: it logs nothing."""
+    """An NCCL_DEBUG that NCCL doesn't know, which logs nothing, or a level that torch refuses."""
     for file, each in settings_of(files):
         if each.name == "NCCL_DEBUG" and each.value and each.value.upper() not in _LEVELS:
             message = f"NCCL_DEBUG={each.value} is no level: NCCL logs nothing."
             yield Hit(file.name, each.at, message, "Use VERSION, WARN, INFO or TRACE.")
+        elif each.name == "TORCH_DISTRIBUTED_DEBUG" and each.value and each.value.upper() not in _DEBUGS:
+            message = f"{each.name}={each.value}: torch raises ValueError when it sets up the process group."
+            yield Hit(file.name, each.at, message, "Use OFF, INFO or DETAIL.", "error", "torch")
+
+
+_DEBUGS = ("OFF", "INFO", "DETAIL")
+_LAST_PORT = 65535
+
+
+@rule("env.port", severity="error", raised_by="torch", evidence="torch 2.13, run; torchrun 2.13, run")
+def port(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A MASTER_PORT, or a port of torchrun's, that is above 65535."""
+    fix = f"Write one from 1024 to {_LAST_PORT}."
+    told: set[str] = set()
+    for file, each in settings_of(files):
+        if each.name == "MASTER_PORT" and each.value.isdecimal() and int(each.value[:9]) > _LAST_PORT:
+            told.add(file.name)
+            message = f"MASTER_PORT={each.value} is no port: torch raises ValueError."
+            yield Hit(file.name, each.at, message, fix)
+    for file, _, launcher in torchruns(files):
+        if launcher.options.has("--standalone"):
+            continue  # it takes a free one
+        for name in ("rdzv-endpoint",) if given(launcher, "rdzv-endpoint") else ("master-port",):
+            number = (option(launcher, name) or "").rpartition(":")[2]
+            if file.name not in told and number.isdecimal() and int(number[:9]) > _LAST_PORT:
+                at = launcher.options.position(f"--{name}", f"--{name.replace('-', '_')}")
+                message = f"--{name} names the port {number}, which is none: torchrun raises ValueError."
+                yield Hit(file.name, at, message, fix)
 
 
 @rule("env.loopback", severity="hang", raised_by="nobody", evidence=f"{_NCCL}: NCCL_SOCKET_IFNAME")
@@ -174,6 +202,30 @@ def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
                 f"{count} processes a node, and CUDA_VISIBLE_DEVICES={each.value} shows {len(devices)} GPUs."
             )
             yield Hit(file.name, each.at, message, f"Show {count} GPUs, or start {len(devices)} processes.")
+
+
+@rule(
+    "env.local-rank",
+    severity="error",
+    raised_by="torch",
+    evidence="Open MPI 5 documentation, environment variables; torch 2.13 documentation: set_device",
+)
+def local_rank(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """LOCAL_RANK taken from what mpirun counts over all nodes: from the second node on there is no such GPU."""
+    for file in files.of("shell") if settings.nodes != 1 else ():
+        if "#SBATCH" in file.text:
+            continue  # slurm.local-rank
+        for each in file.assignments:
+            if each.name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES") and _AMONG_ALL.fullmatch(each.value):
+                message = (
+                    f"{each.name}={each.value} counts on over all nodes: the second has no GPU of that number."
+                )
+                severity: Severity = "error" if settings.nodes else "info"
+                fix = f"Write {each.name}=$OMPI_COMM_WORLD_LOCAL_RANK."
+                yield Hit(file.name, each.at, message, fix, severity)
+
+
+_AMONG_ALL = re.compile(r"[\"']?\\?\$\{?(?:OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK)\}?[\"']?")
 
 
 @rule(

@@ -261,17 +261,41 @@ _INSTEAD = {
 
 @rule(
     "huggingface.removed", severity="info", raised_by="transformers",
-    evidence="huggingface/transformers:src/transformers/training_args.py 4.40.2 to 5.24.0, run",
+    evidence="huggingface/transformers:src/transformers/training_args.py, trainer.py 4.40.2 to 5.24.0, run",
 )  # fmt: skip
 def removed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An argument of the Trainer that newer versions of transformers no longer take."""
     known = trainer_words("arguments")
-    for name, argument in arguments(files).items():
+    yield from _tokenizers(files)
+    for name, argument in (*arguments(files).items(), *_more_of_calls(files)):
         if name in known and known[name].until:
             last, newer = known[name].until, known[name].next
             message = f"transformers {newer} and newer have no {name}, and refuse it; {last} takes it."
             instead = f" Use {_INSTEAD[name]}." if name in _INSTEAD else ""
             yield Hit(argument.name, argument.at, message, f"Take it out for newer versions.{instead}")
+
+
+def _more_of_calls(files: FileSet) -> Iterator[tuple[str, Argument]]:
+    """What calls of transformers' own class give, where `arguments` doesn't hold it: it is computed in part."""
+    held = {(each.name, each.at) for each in arguments(files).values()}
+    for script in scripts(files):
+        for call in script.called(*_OWN):
+            for keyword in call.node.keywords:
+                at = script.python.at(keyword.value)
+                if keyword.arg and (script.path, at) not in held:
+                    yield keyword.arg, Argument(None, script.path, at)
+
+
+def _tokenizers(files: FileSet) -> Iterator[Hit]:
+    """`Trainer(tokenizer=...)`: the same, of the Trainer itself."""
+    for script in scripts(files):
+        for call in script.called("transformers.Trainer", "transformers.Seq2SeqTrainer"):
+            if (given := call.keyword("tokenizer")) is not None:
+                message = (
+                    f"transformers 5.0.0 and newer have no tokenizer in {call.method}: TypeError; 4.57.6 takes it."
+                )
+                fix = "Write processing_class=..., which 4.46 and newer take."
+                yield Hit(script.path, script.python.at(given), message, fix)
 
 
 @rule(

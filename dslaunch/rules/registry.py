@@ -56,8 +56,8 @@ _MODULES = (
     "models", "numerics", "observing", "offloading", "optimizer", "optimizer_params", "parallel", "planning",
     "precision", "schedule_params", "scheduler", "schedules", "scripts_config", "scripts_deepspeed",
     "scripts_dicts", "scripts_experts", "scripts_initialize", "scripts_leaves", "scripts_pipeline",
-    "scripts_steps",
-    "scripts_torch", "scripts_trainer", "scripts_ulysses", "scripts_wrapping", "secrets", "shell_words",
+    "scripts_loaders", "scripts_scaling", "scripts_steps", "scripts_torch",
+    "scripts_trainer", "scripts_ulysses", "scripts_uneven", "scripts_wrapping", "secrets", "shell_words",
     "slurm_directives", "slurm_shell", "slurm_steps", "slurm_words", "staged", "training_data", "zero",
     "zero_options",
 )  # fmt: skip

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from dslaunch.errors import listed
-from dslaunch.files import relaxed_json
+from dslaunch.files import envfile, hostfile, relaxed_json
 from dslaunch.files.fileset import File, FileSet
-from dslaunch.files.kinds import json_kind
+from dslaunch.files.kinds import json_kind, text_kind
 from dslaunch.files.position import Position, dotted
 from dslaunch.files.script import Heredoc, ShellScript
 from dslaunch.planfile import Plan
@@ -34,6 +34,8 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _MEANT = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
 """Of these a text that is meant to be a DeepSpeed JSON has one."""
 _UNTOLD = re.compile(r"[$`]")
+_TARGET = re.compile(r">>?\s*([^\s<>|&;]+)")
+"""Where a command's output goes."""
 _MOST_HITS = 200
 """Of one rule on one configuration."""
 
@@ -118,7 +120,8 @@ def hits_in_scripts(
     """
     others = tuple(file for file in files.files if file.kind != "deepspeed_json")
     for written_out in _in_heredocs(files):
-        found = _hits(asked, FileSet((written_out, *others)), settings)
+        beside = others if written_out.kind == "deepspeed_json" else files.files
+        found = _hits(asked, FileSet((written_out, *beside)), settings)
         said_here = {(by.id, hit): (by, hit) for by, hit in found if (by.id, hit) not in before}
         before.update(said_here)
         yield from said_here.values()
@@ -142,9 +145,10 @@ def hits_in_scripts(
 
 
 def _in_heredocs(files: FileSet) -> Iterator[File]:
-    """The DeepSpeed JSONs that shell scripts write, where every word of them is told."""
+    """The DeepSpeed JSONs, the hostfile and .deepspeed_env that shell scripts write, where every word is told."""
+    hostfiles = list(files.of("hostfile"))
     for file, script in files.scripts():
-        bodies = (command.heredoc for command in script.commands if command.heredoc is not None)
+        bodies = [command.heredoc for command in script.commands if command.heredoc is not None]
         for body in islice((each for each in bodies if each.text.lstrip().startswith("{")), _MOST):
             text = _filled(body, script) if body.expands else body.text
             try:
@@ -157,12 +161,41 @@ def _in_heredocs(files: FileSet) -> Iterator[File]:
             if told and json_kind("", document.value) == "deepspeed_json":
                 positions = MappingProxyType({(): body.at, **document.positions})
                 yield File(file.name, "deepspeed_json", file.text, document.value, positions, inside=True)
+        lists = [found for body in bodies if (found := _launchers_own(file, script, body)) is not None]
+        hostfiles += (each for each in lists if each.kind == "hostfile")
+        yield from (each for each in lists if each.kind == "deepspeed_env")
+    if len(hostfiles) == 1 and hostfiles[0].inside:
+        yield hostfiles[0]  # which of several a launch line names isn't told
+
+
+def _launchers_own(file: File, script: ShellScript, body: Heredoc) -> File | None:
+    """A hostfile or .deepspeed_env of DeepSpeed's launcher that a script with its launch line writes."""
+    lines = file.text.splitlines()
+    target = _TARGET.search(lines[body.at.line - 2]) if 1 < body.at.line <= len(lines) + 1 else None
+    name = target[1].rpartition("/")[2].strip("\"'") if target else ""
+    text = _filled(body, script) if body.expands else body.text
+    if not name or (body.expands and _UNTOLD.search(text)):
+        return None
+    if not any(command.launcher("deepspeed") for command in script.launches):
+        return None
+    kind = text_kind(name, text)
+    if kind == "hostfile":
+        hosts = (replace(each, line=each.line + body.at.line - 1) for each in hostfile.parse(text))
+        return File(file.name, kind, file.text, tuple(hosts), inside=True)
+    if kind == "deepspeed_env":
+        entries = (
+            replace(each, at=Position(each.at.line + body.at.line - 1, each.at.column))
+            for each in envfile.parse(text)
+        )
+        return File(file.name, kind, file.text, tuple(entries), inside=True)
+    return None
 
 
 def _filled(body: Heredoc, script: ShellScript) -> str:
-    """The text with the variables in it that the script sets once, to a plain word."""
+    """The text with the variables in it that the script sets once, or to one value outside of conditions."""
     times = Counter(each.name for each in script.assignments)
     values = {each.name: each.value for each in script.assignments if each.literal and times[each.name] == 1}
+    values |= script.settled
     return _VARIABLE.sub(lambda found: values.get(found[1] or found[2], found[0]), body.text)
 
 

@@ -156,17 +156,21 @@ def device_rank(_plan: Plan | None, files: FileSet, settings: Settings) -> Itera
                 yield replace(found, severity=severity)
 
 
+_AMONG_ALL = frozenset({"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
+"""Variables of launchers that count the processes of all nodes."""
+
+
 def _is_global_rank(script: Script, given: ast.expr | None) -> bool:
     """int(os.environ["RANK"]) or get_rank(), as they stand or by a name of their own."""
     node = script.bound(given)
     if isinstance(node, ast.Call) and script.name(node.func) == "int" and node.args:
         node = node.args[0]
-    if isinstance(node, ast.Call) and script.name(node.func) == "os.getenv":
-        return bool(script.constant(node.args[0] if node.args else None) == "RANK")
+    if isinstance(node, ast.Call) and script.name(node.func) in ("os.getenv", "os.environ.get"):
+        return script.constant(node.args[0] if node.args else None) in _AMONG_ALL
     if isinstance(node, ast.Call):
         return script.name(node.func) == "torch.distributed.get_rank"
     if isinstance(node, ast.Subscript) and script.name(node.value) == "os.environ":
-        return bool(script.constant(node.slice) == "RANK")
+        return script.constant(node.slice) in _AMONG_ALL
     return False
 
 

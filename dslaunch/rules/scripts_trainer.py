@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
@@ -62,6 +63,26 @@ def device_map(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterat
                 count = settings.world_size
                 message = f'device_map="{spread}" in a run of {count} processes: accelerate raises ValueError.'
                 yield script.hit(call, message, "Leave device_map out: each process takes its own GPU.")
+            elif _is_model(call) and _is_trained(script, call) and _on_first(script, call):
+                quantized = any(call.keyword(name) is not None for name in _QUANTIZES)
+                message = (
+                    f"{settings.world_size} processes load the model, each on the first GPU of its node: "
+                    + ("accelerate raises ValueError on all but one." if quantized else "it holds all of theirs.")
+                )
+                found = script.hit(call, message, 'Write device_map={"": int(os.environ["LOCAL_RANK"])}.')
+                yield found if quantized else replace(found, severity="memory")
+
+
+_QUANTIZES = ("quantization_config", "load_in_4bit", "load_in_8bit")
+
+
+def _on_first(script: Script, call: Call) -> bool:
+    """Whether device_map is the first GPU and nothing else: `{"": 0}`, `0` or `"cuda:0"`."""
+    node = script.bound(call.keyword("device_map"))
+    if isinstance(node, ast.Dict) and len(node.keys) == 1 and script.constant(node.keys[0]) == "":
+        node = node.values[0]
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value == "cuda:0" or (type(value) is int and value == 0)
 
 
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")

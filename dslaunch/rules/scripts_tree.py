@@ -286,10 +286,24 @@ def _is_rank(node: ast.expr) -> bool:
 def one_rank_guard(call: Call) -> bool | None:
     """True: only the first rank gets to the call; False: all but it; None: no such condition is around it."""
     for node, first_branch in guards(call):
+        if first_branch and _first_or_at_times(node.test):
+            return True
         for told in map(on_one_rank, _parts(node, call) if first_branch else [node.test]):
             if told is not None:
                 return told if first_branch else not told
     return None
+
+
+def _first_or_at_times(test: ast.expr) -> bool:
+    """Whether it holds on the first rank always, on the others in each N-th step: `rank == 0 or step % 9 == 0`."""
+    if not isinstance(test, ast.BoolOp) or not isinstance(test.op, ast.Or):
+        return False
+    first = [bool(on_one_rank(each)) for each in test.values]
+    others = [each for each, is_first in zip(test.values, first, strict=True) if not is_first]
+    return any(first) and bool(others) and all(
+        isinstance(each, ast.Compare) and isinstance(each.left, ast.BinOp) and isinstance(each.left.op, ast.Mod)
+        for each in others
+    )  # fmt: skip
 
 
 def _parts(node: ast.If | ast.IfExp, call: Call) -> list[ast.expr]:

@@ -156,6 +156,7 @@ def _sees(script: Script, call: Call, made: ast.Assign, name: str, *, top: bool)
 def clip_scaled(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Gradients clipped while GradScaler's factor is still in them."""
     for script in scripts(files):
+        yield from _clipped_by_torch(script, files)
         for function in _bodies(script) if not script.methods("unscale_") else ():
             calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
             scaled = {_scaler(node): node.lineno for node in calls if _scaler(node)}
@@ -167,6 +168,26 @@ def clip_scaled(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                     )
                     fix = "Call scaler.unscale_(optimizer) before it."
                     yield Hit(script.path, script.python.at(node), message, fix)
+
+
+def _clipped_by_torch(script: Script, files: FileSet) -> Iterator[Hit]:
+    """torch's clipping where accelerate scales the loss under fp16, and nothing has it taken out before."""
+    names = script.accelerators
+    if not names or any(call.owner in names for call in script.methods("unscale_gradients", *_CLIPS)):
+        return
+    made, told = script.called(*ACCELERATOR), files.of("accelerate")
+    scaled = any(script.constant(call.keyword("mixed_precision")) == "fp16" for call in made)
+    by_file = any(file.get("mixed_precision") == "fp16" for file in told)
+    engine = any(str(file.get("distributed_type")).upper() == "DEEPSPEED" for file in told)
+    backwards = [call for call in script.methods("backward") if call.owner in names]
+    for call in script.calls if backwards and (scaled or by_file) and not engine else ():
+        if call.owner.startswith("torch.nn.utils") and call.method in _CLIPS:
+            name = backwards[0].owner
+            message = (
+                "accelerate's loss scale, 65536 at first, is still in the gradients: all of them are cut down, "
+                "and its step divides them by the scale besides."
+            )
+            yield script.hit(call, message, f"Call {name}.{call.method}.")
 
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")

@@ -20,7 +20,10 @@ _PER_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|NODEID|LOCALID|TASK_PID)\b"
 _TASKS = ("--ntasks", "-n", "--ntasks-per-node", "--nodes", "-N")
 _RANKS = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK"})
 _OF_NODE = frozenset({"LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
-_AMONG_ALL = re.compile(r"[\"']?\\?\$\{?SLURM_PROCID\}?[\"']?")
+_AMONG_ALL = re.compile(
+    r"[\"']?\\?\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK)\}?[\"']?"
+)
+"""The variables of SLURM, Open MPI and PMI that count the processes of all nodes."""
 _LOCAL = re.compile(r"localhost|127\.0\.0\.1|0\.0\.0\.0")
 _OWN_NAME = re.compile(r"\$\(hostname\b.*|\$HOSTNAME|\$\{HOSTNAME\}|\$SLURMD_NODENAME|`hostname`")
 _HOSTNAMES = re.compile(r"""MASTER_ADDR="?(?:\$\(|`)scontrol\s+show\s+hostnames?\b[^|)`]*[)`]""")
@@ -112,7 +115,9 @@ def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
                     f"{each.name}={each.value} counts on over {job.nodes} nodes, and the GPUs of each begin at "
                     "0: the second has none of that number."
                 )
-                yield Hit(job.file.name, each.at, message, f"Write {each.name}=$SLURM_LOCALID.")
+                by_mpi = "OMPI" in each.value
+                own = "OMPI_COMM_WORLD_LOCAL_RANK" if by_mpi else "SLURM_LOCALID"
+                yield Hit(job.file.name, each.at, message, f"Write {each.name}=${own}.")
 
 
 def _at_top(job: Job) -> Iterator[Assignment]:
@@ -198,3 +203,12 @@ def master_port(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                 message = f"MASTER_PORT={each.value} is the same for every job: two on one node collide."
                 fix = "Take it from the job: MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))."
                 yield Hit(job.file.name, each.at, message, fix)
+        array = job.directive("--array") is not None and not job.directive("--exclusive")
+        for command in job.script.launches if array else ():
+            launcher = command.launcher("torchrun")
+            port = launcher.options.value("--master-port", "--master_port") if launcher else None
+            if launcher and port is not None and port.isdecimal() and port != "0":
+                at = launcher.options.position("--master-port", "--master_port")
+                message = f"port {port} is the same for every job of the array: two on one node collide."
+                fix = "Write --standalone on one node, or make the port of the job's id."
+                yield Hit(job.file.name, at, message, fix)

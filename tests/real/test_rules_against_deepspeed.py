@@ -232,7 +232,7 @@ def test_scheduler_cases_are_judged_as_the_schedulers_judge_them() -> None:
 def test_hostfiles_are_judged_as_the_launcher_judges_them() -> None:
     from deepspeed.launcher.runner import _parse_hostfile
 
-    judged = [case for case in CASES if case.rule.startswith("hostfile.")]
+    judged = [case for case in CASES if case.rule.startswith("hostfile.") and "run.sh" not in case.files]
     for case in judged:
         (text,) = case.files.values()
         files = read_fileset(case.files)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
+import subprocess
+import sys
+import types
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dslaunch.rules.checking import check
 from dslaunch.rules.torch_arguments import OPTIMIZERS, OWN_OPTIMIZERS, SCHEDULES, TORCH_SCHEDULES, Argument
+from tests.cases.load import Case, all_cases
 from tests.real.parts import need
 
 VALUES: list[Any] = [
@@ -129,3 +136,70 @@ def _step(schedule: Any) -> None:
         schedule.step()
     except TypeError:
         schedule.step(8)
+
+
+LOADERS = [case for case in all_cases() if case.rule == "script.loader"]
+
+
+@pytest.mark.parametrize("case", LOADERS, ids=lambda case: case.name)
+def test_torch_refuses_the_loaders_that_the_rule_tells_of(case: Case) -> None:
+    """Each case's script runs as it stands, with eight samples and two workers in place of what it leaves open."""
+    need("deepspeed")
+    told = any(found.rule == "script.loader" for found in check(None, case.fileset(), case.settings))
+    known = {"data": range(8), "args": types.SimpleNamespace(workers=2)}
+    with pytest.raises((ValueError, TypeError)) if told else contextlib.nullcontext():
+        exec(case.files["train.py"], known)
+
+
+def test_a_seed_with_the_rank_in_it_shares_samples_out_unevenly() -> None:
+    need("deepspeed")
+    from torch.utils.data import DistributedSampler
+
+    def shares(seeds: tuple[int, int]) -> list[int]:
+        both = (DistributedSampler(range(8), 2, rank, seed=seed) for rank, seed in enumerate(seeds))
+        return sorted(index for sampler in both for index in sampler)
+
+    assert shares((42, 42)) == list(range(8))
+    assert shares((0, 1)) != list(range(8))
+
+
+def test_reentrant_recomputation_under_ddp(tmp_path: Path) -> None:
+    """In a process of its own, which has its own process group."""
+    need("deepspeed")
+    script = tmp_path / "run.py"
+    script.write_text(_REENTRANT)
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    said = run.stdout.splitlines()
+    assert len(said) == 3, run.stderr
+    assert "Expected to mark a variable ready only once" in said[0]
+    assert said[1:] == ["fine", "fine"]
+
+
+_REENTRANT = """
+import os
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        return checkpoint(self.second, self.first(inputs), use_reentrant=True)
+
+
+store = distributed.FileStore(os.path.join(os.path.dirname(__file__), "store"), 1)
+distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+for options in ({"find_unused_parameters": True}, {"find_unused_parameters": True, "static_graph": True}, {}):
+    model = DistributedDataParallel(Net(), **options)
+    try:
+        for _ in range(2):
+            model(torch.randn(2, 4)).sum().backward()
+        print("fine")
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+"""
