@@ -114,10 +114,13 @@ def job_of_paths(paths: Sequence[Path], settings: Settings, selection: Selection
     """Files written elsewhere, or all of a folder's, judged by the plan.json among them where there is one.
 
     Raises:
-        ConfigError: a named file that can't be read as text, two plans, or settings that contradict the plan.
+        ConfigError: a named file that can't be read as text, folders without a file, two plans, or settings that
+            contradict the plan.
     """
     named = [path for path in paths if not path.is_dir()]
     files = joined([read_paths(named), *(read_folder(path) for path in paths if path.is_dir())])
+    if not files.files:
+        raise _nothing_in(paths)
     plans = files.of("plan")
     if not plans:
         return Job(None, files, told(files, settings), selection)
@@ -126,6 +129,13 @@ def job_of_paths(paths: Sequence[Path], settings: Settings, selection: Selection
         raise ConfigError(f"{names}: {len(plans)} plans, and one is needed. Check one run's files at a time.")
     plan = plan_from_json(plans[0].text, plans[0].name)
     return Job(plan, files, _beside_plan(settings, _planned(plan, files), plans[0].name), selection)
+
+
+def _nothing_in(folders: Sequence[Path]) -> ConfigError:
+    """What to say of folders in which there is nothing to judge: silence would pass for a sound job."""
+    inside = sorted(path for folder in folders for path in folder.iterdir())
+    fix = f"Each folder in it is a job of its own: name one, such as {inside[0]}" if inside else "Name another"
+    return ConfigError(f"{listed(folders)}: holds no file. {fix}.")
 
 
 def job_of_folder(folder: Path, selection: Selection) -> Job:

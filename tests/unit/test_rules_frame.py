@@ -144,3 +144,14 @@ def test_the_whole_catalogue_takes_milliseconds() -> None:
     for _ in range(20):
         check(None, files, settings)
     assert (time.process_time() - started) / 20 < 0.02
+
+
+def test_folders_in_which_there_is_nothing_to_check_do_not_pass(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no file\. Name another"):
+        check_paths([tmp_path], Settings())
+    job = tmp_path / "first job"
+    job.mkdir()
+    with pytest.raises(ConfigError, match=r"a job of its own: name one, such as .*first job"):
+        check_paths([tmp_path], Settings())
+    (job / "hostfile").write_text("n1 slots=8\n")
+    assert check_paths([tmp_path, job], Settings()) == ()
