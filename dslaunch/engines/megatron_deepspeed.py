@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dslaunch.engines import deepspeed, megatron
 from dslaunch.engines.layout import Layout
 from dslaunch.engines.megatron_limits import unflagged
-from dslaunch.engines.versions import executing, orders
+from dslaunch.engines.versions import NO_MEM_STATUS, executing, orders
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.model import Decoder
 
@@ -44,11 +44,10 @@ def _split_backward(config: RunConfig, layouts: Mapping[str, Layout]) -> list[st
         return [f"engine.extra.{_EXACT} is for training.schedule=zb-h1 in a pipeline; leave it out"]
     faults = []
     if _ZB_H1 not in orders(ENGINE, config.engine.version):
-        ended = ENGINE.ended[_ZB_H1]
         faults.append(
             "training.schedule is zb-h1: Megatron-DeepSpeed's zero-bubble pipeline calls "
-            f"PipelineEngine.mem_status, which DeepSpeed has no more from {ended} on, and every rank ends with an "
-            "AttributeError in its first step; leave training.schedule out, or set "
+            f"PipelineEngine.mem_status, which DeepSpeed has no more from {NO_MEM_STATUS} on, and every rank ends "
+            "with an AttributeError in its first step; leave training.schedule out, or set "
             f"engine.version={executing(ENGINE, _ZB_H1)} and install it"
         )
     if config.engine.extra.get("sequence-parallel"):
@@ -102,9 +101,7 @@ ENGINE = dataclasses.replace(
     offload=frozenset({"none", "cpu"}),
     precisions=frozenset({"bf16", "fp16", "fp32"}),
     schedules=frozenset({"1f1b", _ZB_H1}),
-    # deepspeedai/DeepSpeed 1a8ad24f0 (#7431, in 0.17.5) took PipelineEngine.mem_status out, and
-    # megatron/core/pipeline_parallel/deepspeed_zbh1_engine.py of 4efb479 calls it.
-    ended={_ZB_H1: "0.17.5"},
+    ended={_ZB_H1: NO_MEM_STATUS},
     source="deepspeed/runtime/pipe/engine.py, 0.19.8: ZeRO-2 and ZeRO-3 are incompatible with pipelines",
     limits=limits,
 )

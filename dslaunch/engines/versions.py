@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     # Rules read versions and are loaded without the schema that engines stand on.
     from dslaunch.engines.base import Engine
 
+NO_MEM_STATUS = "0.17.5"
+"""The first DeepSpeed without PipelineEngine.mem_status (deepspeedai/DeepSpeed 1a8ad24f0, #7431), which ZB-H1 of
+Megatron-DeepSpeed calls (megatron/core/pipeline_parallel/deepspeed_zbh1_engine.py of 4efb479)."""
+
 
 def named(wanted: str, versions: Sequence[str]) -> str:
     """`wanted` where it is one of `versions`, else the newest of its series: 0.18 names the newest 0.18.x.

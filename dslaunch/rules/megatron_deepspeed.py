@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from dslaunch.engines.deepspeed_keys import release
+from dslaunch.engines.versions import NO_MEM_STATUS
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_told
 from dslaunch.planfile import Plan
@@ -17,8 +18,6 @@ from dslaunch.rules.settings import Settings
 _TRAINING = "deepspeedai/Megatron-DeepSpeed:megatron/training.py at 4efb479 (2025-07); deepspeedai/DeepSpeed:"
 _CONFIG = "--deepspeed_config"
 _ZBH1, _ZBH1_EXACT = "--enable-zbh1-pipeline", "--enable-zbh1-exact-semantics"
-_NO_STATUS = "0.17.5"
-"""deepspeedai/DeepSpeed 1a8ad24f0 took runtime/pipe/engine.py mem_status away."""
 _MICRO, _GLOBAL, _CLIP, _ZERO = "--micro-batch-size", "--global-batch-size", "--clip-grad", "--zero-stage"
 
 
@@ -88,9 +87,9 @@ def _split_backward(run: Run, settings: Settings) -> Iterator[Hit]:
         yield run.hit("--sequence-parallel", message, f"Leave out --sequence-parallel, or {_ZBH1}.")
     if not run.on("--deepspeed"):
         yield run.hit(_ZBH1, f"{_ZBH1} without --deepspeed: AssertionError.", "Add --deepspeed.")
-    elif release(settings.deepspeed_version) >= release(_NO_STATUS) and run.pp > 1:
+    elif release(settings.deepspeed_version) >= release(NO_MEM_STATUS) and run.pp > 1:
         message = (
-            f"Its schedule calls PipelineEngine.mem_status, which DeepSpeed has no more from {_NO_STATUS} on: "
+            f"Its schedule calls PipelineEngine.mem_status, which DeepSpeed has no more from {NO_MEM_STATUS} on: "
             "AttributeError in the first step."
         )
         yield run.hit(_ZBH1, message, f"Leave out {_ZBH1}, or install deepspeed 0.17.4.")
