@@ -14,8 +14,15 @@ from typing import Any
 _ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CREDENTIALS")
 """Of one word of a name: HF_TOKEN and PGPASSWORD, but not TOKENIZERS_PARALLELISM or MAX_TOKENS."""
 _PAIRS = ("API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "AUTH_KEY")
-_POINTERS = frozenset({"PATH", "FILE", "DIR", "NAME", "ID", "LEN", "LENGTH", "COUNT", "SIZE"})
-"""A last word after which the value says where or how many, not what."""
+_POINTERS = frozenset({
+    "PATH", "FILE", "DIR", "NAME", "ID", "LEN", "LENGTH", "COUNT", "SIZE", "TTL", "HEADER", "TYPE", "FIELD",
+    "COLUMN",
+})  # fmt: skip
+"""A last word after which the value says where, how many or of what kind, not what."""
+_OF_TEXT = re.compile(
+    r"(?:^|_)(?:PAD|EOS|BOS|MASK|SEP|CLS|UNK|SPECIAL|UNIQUE|STOP|IMAGE|VIDEO|TRIGGER|CLASS)_TOKEN"
+)
+"""Tokens that a text is made of."""
 SHAPES = re.compile(
     r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
     r"|glpat-[A-Za-z0-9_-]{20,}|sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
@@ -27,11 +34,15 @@ def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret, rather than where one is, or how many."""
     words = name.upper().split("_")
     secret_word = any(word.endswith(_ENDINGS) for word in words) or any(pair in name.upper() for pair in _PAIRS)
-    return secret_word and words[-1] not in _POINTERS
+    return secret_word and words[-1] not in _POINTERS and not _OF_TEXT.search(name.upper())
 
 
-_GAP = re.compile(r"(?:your\b|your[_-]|x{3,}$|\.{3})", re.IGNORECASE)
-"""What documentation writes where a reader is to put a value: your_key, xxxx, ..."""
+_GAP = re.compile(
+    r"your\b|your[_-]|my[_-]|to[_-]be[_-]|(?:[a-z]{2,5}[_-])?x{3,}$|\.{3}|\*{3}|change[_-]?me\b|replace[_-]|dummy|fake"
+    r"|empty$|token-abc123$|\$\{?\w+\}?$|\$\(\w+\)$|\{\{",
+    re.IGNORECASE,
+)
+"""What documentation writes where a reader is to put a value: your_key, hf_xxxx, ..."""
 
 
 def may_be_secret(value: str) -> bool:

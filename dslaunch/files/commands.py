@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dslaunch.files.flags import Arguments, Word, launcher_options, script_arguments
 from dslaunch.files.position import Position
 from dslaunch.files.shell import Assignment
-from dslaunch.files.switches import SWITCHES, WRAPPERS
+from dslaunch.files.switches import CONTAINERS, RUNS, SWITCHES, WRAPPERS
 
 _PYTHON = re.compile(r"(?:py)?python[\d.]*")
 _PROGRAMS = {
@@ -28,6 +29,8 @@ _MODULES = {
     "torch.distributed.run": "torchrun",
 }
 _MODULE_OPTIONS = ("-m", "--module")
+_OPERATORS = frozenset({"&", "&&", "&>", ";", "<", ">", ">>", "2>", "2>&1", "|", "|&", "||"})
+"""Where a command ends that eval or `bash -c` reads: `eval "python train.py --lr 1 | tee log"`."""
 _BARE_OPTIONS = ("--no_python", "--no-python")
 
 
@@ -92,7 +95,8 @@ def command_line(
     if not launchers or (launchers[-1].program == "python" and not rest):
         return None
     script = rest[0] if rest else None
-    arguments = _settled(script_arguments(rest[1:]), script)
+    own = list(takewhile(lambda word: word.text not in _OPERATORS, rest[1:]))
+    arguments = _settled(script_arguments(own), script)
     components = launchers[0].program == "srun" and _over_components(launchers[0].options, words)
     return CommandLine(at, tuple(launchers), script, module, arguments, environment, conditional, components)
 
@@ -112,6 +116,8 @@ def _from_launcher(words: Sequence[Word], *, first: bool) -> Sequence[Word]:
     """The words from the launcher on, past what wraps it: `exec`, `env A=1`, `nsys profile ...`, a container."""
     if words and _program(words):
         return words
+    if first and words and _name(words[0]) in CONTAINERS and not _runs_command(words):
+        return ()
     if words and (not first or _name(words[0]) in WRAPPERS):
         for at in range(1, len(words)):
             if _program(words[at:]):
@@ -119,6 +125,12 @@ def _from_launcher(words: Sequence[Word], *, first: bool) -> Sequence[Word]:
             if words[at].text.endswith((".py", ".sh")):
                 break
     return () if first else words
+
+
+def _runs_command(words: Sequence[Word]) -> bool:
+    """Whether the container's command follows: not of `docker build -t deepspeed`, nor behind --entrypoint."""
+    entry = any(word.text.partition("=")[0] == "--entrypoint" for word in words)
+    return not entry and any(word.text in RUNS for word in words[1:4])
 
 
 def _name(word: Word) -> str:

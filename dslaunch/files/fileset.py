@@ -16,6 +16,7 @@ from dslaunch.files import (
     envfile,
     hostfile,
     megatron,
+    megatron_folder,
     python,
     relaxed_json,
     script,
@@ -24,7 +25,16 @@ from dslaunch.files import (
 )
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.flags import Arguments
-from dslaunch.files.kinds import Kind, json_kind, looks_like_json, looks_like_yaml, text_kind, yaml_kind
+from dslaunch.files.kinds import (
+    Kind,
+    is_template,
+    json_kind,
+    looks_like_json,
+    looks_like_yaml,
+    meant_yaml,
+    text_kind,
+    yaml_kind,
+)
 from dslaunch.files.position import START, Path, Position, Problem
 from dslaunch.files.python import PythonScript
 from dslaunch.files.relaxed_json import Document
@@ -48,7 +58,8 @@ class File:
     value: Any = None
     """JSON and YAML kinds: the parsed value, or None after a syntax error. hostfile: tuple of HostLine.
     megatron_args: Arguments. shell: ShellScript. env: tuple of Assignment. deepspeed_env: tuple of EnvLine.
-    python: PythonScript. checkpoint: Checkpoint. other: None."""
+    python: PythonScript. checkpoint: Checkpoint. megatron_checkpoint:
+    MegatronCheckpoint. other: None."""
     positions: Mapping[Path, Position] = field(default_factory=lambda: MappingProxyType({}))
     problems: tuple[Problem, ...] = ()
     inside: bool = False
@@ -82,6 +93,8 @@ class FileSet:
     """Files that belong together: those of one run folder, or of one command line."""
 
     files: tuple[File, ...]
+    folders: frozenset[str] = frozenset()
+    """Folders that were read as a whole, and those in them."""
 
     def of(self, *kinds: Kind) -> tuple[File, ...]:
         """The files of these kinds, in order of their names."""
@@ -138,12 +151,17 @@ def read_folder(folder: DiskPath) -> FileSet:
     try:
         if found := checkpoint.find(folder):
             return _saved(folder, *found)
-        paths = sorted(path for path in folder.iterdir() if not path.is_dir())
+        if saved := megatron_folder.find(folder):
+            name, text, value = saved
+            return FileSet((File(name, "megatron_checkpoint", text, value),))
+        inside = sorted(folder.iterdir())
+        paths = [path for path in inside if not path.is_dir()]
     except OSError as error:
         raise _unreadable(folder, error, "a folder") from error
     if len(paths) > MAX_FILES:
         raise ConfigError(f"{folder}: {len(paths):,} files; at most {MAX_FILES} are read. Name those to check.")
-    return FileSet(tuple(_read_or_say(path) for path in paths))
+    folders = frozenset(str(path) for path in (folder, *inside) if path not in paths)
+    return FileSet(tuple(_read_or_say(path) for path in paths), folders)
 
 
 def is_rendered(path: DiskPath) -> bool:
@@ -172,8 +190,10 @@ def _read_or_say(path: DiskPath) -> File:
 
 def joined(filesets: Iterable[FileSet]) -> FileSet:
     """All files, in order of their names, each once."""
-    by_name = {file.name: file for fileset in filesets for file in fileset.files}
-    return FileSet(tuple(by_name[name] for name in sorted(by_name)))
+    every = list(filesets)
+    by_name = {file.name: file for fileset in every for file in fileset.files}
+    folders = frozenset[str]().union(*(fileset.folders for fileset in every))
+    return FileSet(tuple(by_name[name] for name in sorted(by_name)), folders)
 
 
 def _read(name: str, text: str) -> File:
@@ -181,6 +201,9 @@ def _read(name: str, text: str) -> File:
         return _read_tree(name, text, relaxed_json.parse, json_kind)
     if looks_like_yaml(name):
         return _too_long(name, text) or _read_tree(name, text, yaml_text.parse, yaml_kind)
+    if is_template(name, text):
+        message = "a template: the text that is made of it can be checked"
+        return File(name, "other", text, problems=(Problem("file.unread", message, START),))
     kind = text_kind(name, text)
     if kind == "hostfile":
         return File(name, kind, text, hostfile.parse(text))
@@ -226,9 +249,11 @@ def _read_tree(
 
 
 def _unparsed(name: str, kind: Kind, text: str, problem: Problem) -> File:
-    """A text that is too large for a configuration is wrong only where it is meant to be one."""
-    meant = kind not in ("json", "yaml")
-    return File(name, kind, text, problems=(replace(problem, rule="file.syntax") if meant else problem,))
+    """A text that can't be read, or is too large, is wrong only where it is meant to be a configuration."""
+    meant = kind not in ("json", "yaml") or (kind == "yaml" and meant_yaml(text))
+    unread = kind == "yaml" or problem.rule == "file.unread"
+    rule = "file.syntax" if meant else "file.unread" if unread else problem.rule
+    return File(name, kind, text, problems=(replace(problem, rule=rule),))
 
 
 def _unreadable(path: DiskPath, error: OSError, kind: str) -> ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.files.position import START, Position, Problem
 
@@ -38,6 +38,8 @@ class Flag:
     """As typed: `--num-layers`, `-N`."""
     values: tuple[str, ...]
     at: Position
+    joined: bool = False
+    """Its first value is typed behind an equals sign."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,9 @@ def script_arguments(words: Sequence[Word]) -> Arguments:
     for word in words:
         if is_option(word.text):
             name, equals, value = word.text.partition("=")
-            flags.append(Flag(name, (value,) if equals else (), word.at))
+            flags.append(Flag(name, (value,) if equals else (), word.at, joined=bool(equals)))
         elif flags and word.known:
-            flags[-1] = Flag(flags[-1].name, (*flags[-1].values, word.text), flags[-1].at)
+            flags[-1] = replace(flags[-1], values=(*flags[-1].values, word.text))
         elif flags:
             flags[-1] = _with_untold(flags[-1], word)
         else:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
+from dslaunch.files.yaml_text import is_manifest
+
 Kind = Literal[
     "deepspeed_json", "hf_arguments", "plan", "prediction", "manifest", "json", "hostfile", "megatron_args",
-    "shell", "env", "deepspeed_env", "torch", "preflight", "blueprint", "accelerate", "kubernetes", "yaml",
-    "python", "hf_model", "checkpoint", "other",
+    "shell", "env", "deepspeed_env", "torch", "preflight", "blueprint", "accelerate", "kubernetes", "compose",
+    "yaml", "python", "hf_model", "checkpoint", "megatron_checkpoint", "other",
 ]  # fmt: skip
 
 _SCHEMAS: dict[str, Kind] = {
@@ -25,6 +27,11 @@ _DEEPSPEED_KEYS = frozenset({
     "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_optimization",
 })  # fmt: skip
 """Keys of which a DeepSpeed configuration holds at least one, and other JSON files rarely."""
+_SHARED_KEYS: dict[str, frozenset[str]] = {
+    "optimizer": frozenset({"type", "params"}), "scheduler": frozenset({"type", "params"}),
+    "fp16": frozenset({"enabled"}), "bf16": frozenset({"enabled"}),
+}  # fmt: skip
+"""Those that other programs' files have as well, and what DeepSpeed's sections of that name hold."""
 _HF_KEYS = frozenset({
     "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "logging_steps", "save_steps",
     "lr_scheduler_type", "warmup_ratio", "gradient_checkpointing", "output_dir", "fp16", "bf16", "learning_rate",
@@ -48,12 +55,16 @@ _NEOX_KEYS = frozenset({
 """Keys of GPT-NeoX's arguments, which hold DeepSpeed's among their own; a file of them has at least two."""
 _DEEPSPEED_NAME = re.compile(r"(?:^|[_.-])(?:ds|deepspeed|zero_?\d?)(?:[_.-]|$)", re.IGNORECASE)
 _HF_NAME = re.compile(r"(?:hf|training|trainer)[_-]?arg", re.IGNORECASE)
+_YAML_KEY = re.compile(r"^(\w+):", re.MULTILINE)
 _JSON_NAME = re.compile(r"\.h?json$", re.IGNORECASE)
 _YAML_NAME = re.compile(r"\.ya?ml$", re.IGNORECASE)
 _SHELL_NAME = re.compile(r"\.(?:sh|bash|sbatch|slurm|srun)$", re.IGNORECASE)
+_TEMPLATE_NAME = re.compile(r"\.(?:j2|jinja2?|tmpl|tpl|template)$", re.IGNORECASE)
+_TEMPLATE_LINE = re.compile(r"^(?:#SBATCH\s.*\{\{|\{%)", re.MULTILINE)
 _PYTHON_FIRST_LINE = re.compile(r"#!.*python")
 _PYTHON_LINE = re.compile(r"^(?:import [\w.]+|from [\w.]+ import )", re.MULTILINE)
 _ENV_NAME = re.compile(r"^(?:env\.sh|.*\.env)$", re.IGNORECASE)
+_PROSE = (".md", ".mdx", ".rst", ".patch", ".diff")
 _DEEPSPEED_ENV = (".deepspeed_env", "ds_env")
 _HOST_LINE = re.compile(r"\S+\s+\S*slots?\s*[=:]", re.IGNORECASE)
 _ENV_LINE = re.compile(r"(?:export\s+)?[A-Za-z_]\w*=(?:\"[^\"]*\"|'[^']*'|\S*)$")
@@ -90,8 +101,18 @@ def json_kind(name: str, value: Any) -> Kind:
         return "hf_model"
     if isinstance(value, dict) and len(_NEOX_KEYS.intersection(key.replace("-", "_") for key in value)) >= 2:
         return "json"
-    known = isinstance(value, dict) and not _DEEPSPEED_KEYS.isdisjoint(value)
+    known = isinstance(value, dict) and _holds_deepspeed(value)
     return "deepspeed_json" if known or _DEEPSPEED_NAME.search(stem.rpartition(".")[0] or stem) else "json"
+
+
+def _holds_deepspeed(value: dict[str, Any]) -> bool:
+    """Whether keys are DeepSpeed's: of its own, or shared ones that are built as its sections or prevail."""
+    found = _DEEPSPEED_KEYS.intersection(value)
+    as_its_own = any(
+        isinstance(value[key], dict) and parts <= value[key].keys()
+        for key, parts in _SHARED_KEYS.items() if key in value
+    )  # fmt: skip
+    return bool(found - _SHARED_KEYS.keys()) or as_its_own or 2 * len(found) >= len(value) > 0
 
 
 def yaml_kind(name: str, value: Any) -> Kind:
@@ -100,15 +121,29 @@ def yaml_kind(name: str, value: Any) -> Kind:
         return "accelerate"
     if _is_hf_arguments(name, value):
         return "hf_arguments"
-    own = name.rpartition("/")[2]
-    if own == "kubernetes.yaml" and isinstance(value, dict) and "apiVersion" in value:
+    if any(is_manifest(each) for each in (value if isinstance(value, list) else [value])):
         return "kubernetes"
-    return "accelerate" if own == "accelerate.yaml" else "yaml"
+    if isinstance(value, dict) and _has_services(value.get("services")):
+        return "compose"
+    return "accelerate" if name.rpartition("/")[2] == "accelerate.yaml" else "yaml"
+
+
+def _has_services(value: Any) -> bool:
+    """Whether it is what a compose file lists: services, each of an image."""
+    every = value.values() if isinstance(value, dict) else ()
+    return any(isinstance(each, dict) and {"image", "build"} & each.keys() for each in every)
+
+
+def meant_yaml(text: str) -> bool:
+    """Whether a YAML that can't be read is to be one of a kind that has rules, and no template of one."""
+    keys = set(_YAML_KEY.findall(text[:_LOOKED_AT]))
+    known = len(_ACCELERATE_KEYS & keys) >= 2 or len(_HF_KEYS & keys) >= 3 or {"apiVersion", "kind"} <= keys
+    return known and "{{" not in text
 
 
 def _is_hf_arguments(name: str, value: Any) -> bool:
     """A batch per device is said nowhere else; `fp16: true` is no section of DeepSpeed's."""
-    if not isinstance(value, dict) or "zero_optimization" in value:
+    if not isinstance(value, dict) or "zero_optimization" in value or _is_hydra(value):
         return False
     scalars = {key for key in _HF_KEYS.intersection(value) if not isinstance(value[key], dict)}
     if "per_device_train_batch_size" in value or {"output_dir", "deepspeed"} <= value.keys():
@@ -118,11 +153,28 @@ def _is_hf_arguments(name: str, value: Any) -> bool:
     return len(scalars) >= 3 and bool(scalars - _DEEPSPEED_KEYS)
 
 
+def _is_hydra(value: dict[str, Any]) -> bool:
+    """Whether Hydra composes the file, for a program with names and types of its own."""
+    below = [value, *(each for each in value.values() if isinstance(each, dict))]
+    return isinstance(value.get("defaults"), list) or "hydra" in value or any("_target_" in each for each in below)
+
+
+def is_template(name: str, text: str) -> bool:
+    """Whether a program of its own fills it in before anything reads it."""
+    return _TEMPLATE_NAME.search(name) is not None or _TEMPLATE_LINE.search(text[:_LOOKED_AT]) is not None
+
+
+_ONE_OPTION = re.compile(r"--(?!.*\s--)")
+"""A line that begins with an option, and holds no other: of several it is a run's, in a list of runs."""
+
+
 def text_kind(name: str, text: str) -> Kind:
     """The kind of a text that is neither JSON nor YAML."""
     stem = name.rpartition("/")[2]
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
+    if stem.endswith(_PROSE):
+        return "other"
     if stem in _DEEPSPEED_ENV:
         return "deepspeed_env"
     if _ENV_NAME.match(stem):
@@ -133,7 +185,7 @@ def text_kind(name: str, text: str) -> Kind:
         return "shell"
     if "hostfile" in stem.lower() or (lines and _HOST_LINE.match(lines[0])):
         return "hostfile"
-    if stem == "megatron_args.txt" or (lines and all(line.startswith("--") for line in lines)):
+    if stem == "megatron_args.txt" or (lines and all(_ONE_OPTION.match(line) for line in lines)):
         return "megatron_args"
     if lines and all(_ENV_LINE.match(line) for line in lines):
         return "env"

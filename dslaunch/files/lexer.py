@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-_BLANK = re.compile(r"(?:[ \t\r]+|\\\r?\n)*")
+_BLANK = re.compile(r"(?:[ \t\r]+|\\\r?\n|(?<=\s)\\[ \t]+(?:#.*\r?\n|\r?\n(?=[ \t]*-)))*")
+"""Blanks and joined lines. One with a blank or a comment behind its backslash is read as meant; rules tell it."""
 _OPERATOR = re.compile(r"\d*(?:&>>|&>|>>|>&|>\||<<<|<<-|<<|<&|<>|>|<)|&&|\|\||;;&?|;&|\|&|[;&|()]")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+_PROCESS = re.compile(r"[<>]\(")
 _PLAIN = re.compile(r"[^\\'\"`$(){}\s;&|<>#]+")
 _SINGLE = re.compile(r"[^']*'")
 _ANSI_C = re.compile(r"(?:[^'\\]|\\.)*+'", re.DOTALL)
@@ -51,7 +53,7 @@ def tokens(text: str, start: int = 0, end: int | None = None) -> Iterator[Token]
             delimiters = []
         elif text[at] == "#":
             at = _line_end(text, at, end)
-        elif match := _OPERATOR.match(text, at, end):
+        elif (match := _OPERATOR.match(text, at, end)) and not _PROCESS.match(text, at, end):
             yield Token("operator", at, match.end())
             awaits_delimiter = match[0] if match[0] in ("<<", "<<-") else ""
             at = match.end()
@@ -82,7 +84,7 @@ def word_end(text: str, start: int, end: int, *, operators: bool = True) -> int:
     Args:
         operators: `;`, `|`, `(` and the like end a word; otherwise only blanks do.
     """
-    array = _ARRAY.match(text, start, end)
+    array = _ARRAY.match(text, start, end) or _PROCESS.match(text, start, end)
     at = array.end() if array else start
     opened = [")"] if array else []
     while at < end:
@@ -90,6 +92,10 @@ def word_end(text: str, start: int, end: int, *, operators: bool = True) -> int:
         at = match.end() if match else at
         if at >= end:
             break
+        if not operators and text.startswith("\\$(", at) and ")" in text[at:end]:
+            opened.append(")")  # for a shell inside
+            at += 3
+            continue
         char, top = text[at], opened[-1] if opened else ""
         if not opened and (char.isspace() or (operators and char in ";&|<>()")):
             return at

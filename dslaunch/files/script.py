@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from dslaunch.files import slurm
 from dslaunch.files.commands import CommandLine, command_line
 from dslaunch.files.flags import Word
+from dslaunch.files.heredoc import PIECE, Heredoc
 from dslaunch.files.lexer import Token, UnclosedError, tokens
 from dslaunch.files.position import Lines, Position, Problem
 from dslaunch.files.shell import Assignment, assignments
@@ -20,29 +22,18 @@ _TURNS = {"elif", "else"}
 _PASSED = {"then", "do", "!", "time", "in"}
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
 _SPLITS_AGAIN = {"eval"}
+_WITH_BRACKETS = {"case", "for", "function", "select"}
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
 _COMMAND_OPTION = re.compile(r"-\w*c")
 _REDIRECTION = re.compile(r"\d*[<>&].*")
 _NAME_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
+_FEWER_NODES = re.compile(r"-[Nnr]\d*(?![\w-])|--n(?:odes|tasks)\b")
+"""Options of srun with which a step is smaller than its job."""
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
+_STRAY = "bash stops at this character: a word that holds it needs quotes"
 _COMPONENT = ("hetjob", "packjob")
 """What begins the next component of a heterogeneous job; packjob until SLURM 20.02."""
 _OPTION = re.compile(r"(--[\w-]+|-[A-Za-z])(?:=|\s*(?!-))((?:\"[^\"]*\"|'[^']*'|[^\s#\"'])*)")
-
-
-@dataclass(frozen=True)
-class Heredoc:
-    """Text between `<<EOF` and `EOF`."""
-
-    text: str
-    at: Position
-    """Of its first character."""
-    expands: bool
-    """The shell that reads the script fills in its variables; False where the delimiter is quoted."""
-
-    def script(self) -> ShellScript:
-        """The text as a script of its own, with the lines of the file."""
-        return parse("\n" * (self.at.line - 1) + self.text)
 
 
 @dataclass(frozen=True)
@@ -88,6 +79,10 @@ class ShellScript:
     problems: tuple[Problem, ...] = ()
     first_words: tuple[tuple[str, Position], ...] = ()
     """Arrays of several words that stand as a word of a command without `[@]`."""
+    declared: tuple[tuple[Word, ...], ...] = ()
+    """The words behind each `export`, `declare` and the like, as typed."""
+    arrays: Mapping[str, int] = field(default_factory=dict)
+    """How many words each array has, set outside of conditions and told."""
 
     @cached_property
     def launches(self) -> tuple[CommandLine, ...]:
@@ -109,28 +104,35 @@ class ShellScript:
 
 def parse(text: str) -> ShellScript:
     """The script in `text`; a quote that is not closed ends what is read of it, and is a problem."""
-    reader = _Reader(text)
+    directives = tuple(_directives(text))
+    reader = _Reader(text, _filled_by_slurm(directives))
     problems: tuple[Problem, ...] = ()
     try:
         reader.read()
     except UnclosedError as error:
         problems = (Problem("file.syntax", str(error), reader.lines.position(error.at)),)
+    stray = (lines.position(at) for at in reader.variables.stray[:1] for lines in (reader.lines,))
+    problems += tuple(Problem("file.syntax", _STRAY, at) for at in stray)
     values = reader.variables.values.items()
     settled = {name: value.text for name, value in values if value.known and not value.array}
     found = tuple(reader.commands)
-    directives, first_words = tuple(_directives(text, found)), tuple(reader.variables.first_words)
-    return ShellScript(assignments(text), directives, found, settled, problems, first_words)
+    first_words, declared = tuple(reader.variables.first_words), tuple(reader.declared)
+    arrays = {name: len(value.words) for name, value in values if value.known and value.array}
+    return ShellScript(assignments(text), directives, found, settled, problems, first_words, declared, arrays)
 
 
 class _Reader:
     """Goes through the tokens once, following blocks and variables."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, environment: Mapping[str, str]) -> None:
         self.text = text
         self.lines = Lines(text)
-        self.variables = Variables(text)
+        self.variables = Variables(text, environment)
         self.commands: list[Command] = []
+        self.declared: list[tuple[Word, ...]] = []
         self._words: list[Token] = []
+        self._in_test = False
+        """Between `[[` and `]]`."""
         self._in_pattern = False
         """Between `in` or `;;` of a case and its `)`."""
         self._cases = 0
@@ -149,12 +151,24 @@ class _Reader:
             elif token.kind == "operator" and _REDIRECTION.fullmatch(raw) and raw not in ("&", "&&"):
                 redirected = True
             else:
+                if raw == "(" and self._is_stray(token):
+                    self.variables.stray.append(token.start)
                 self._end(raw)
         self._end("\n")
+
+    def _is_stray(self, bracket: Token) -> bool:
+        """Whether `(` stands among a command's words, where bash expects none."""
+        words = self._words
+        head = self.text[words[0].start : words[0].end] if words else ""
+        glob = self.text[bracket.start - 1] in "?*+@!$"
+        line = self.text.rfind("\n", 0, bracket.start) + 1
+        gap = "<" in self.text[line : bracket.start]  # NAME=<some words (such)>
+        return len(words) > 1 and not (self._in_test or self._in_pattern or glob or gap or head in _WITH_BRACKETS)
 
     def _word(self, token: Token, raw: str) -> None:
         """Words of blocks are taken up where a command may begin; the rest is the command's."""
         first = not self._words
+        self._in_test = raw == "[[" or (self._in_test and raw != "]]")
         if first and raw in _OPENS:
             self.variables.enter()
             self._cases += raw == "case"
@@ -181,7 +195,8 @@ class _Reader:
             self._in_pattern = True
         elif head in ("for", "select"):
             if len(words) > 1:
-                self.variables.forget(self.text[words[1].start : words[1].end])
+                name = self.text[words[1].start : words[1].end]
+                self.variables.forget(name, self.variables.expand(words[3:]) if head == "for" else ())
         elif self._in_pattern:
             self._in_pattern = raw != ")"
         elif raw == "(" and len(words) == 1:
@@ -199,6 +214,8 @@ class _Reader:
         if all(names) or head in _DECLARES:
             for token in words:
                 self.variables.assign(token)
+            if head in _DECLARES:
+                self.declared.append(tuple(self._typed(token) for token in words[1:]))
             return
         if head == "read":
             for token in words[1:]:
@@ -212,14 +229,21 @@ class _Reader:
         within = self.variables.in_block
         self.commands.append(Command(expanded, at, environment, None, within, background))
 
+    def _typed(self, token: Token) -> Word:
+        return Word(self.text[token.start : token.end], self.lines.position(token.start))
+
     def _expanded(self, words: Sequence[Token]) -> Iterator[Word]:
         """The words; what eval or `bash -c` reads once more is parted at its blanks."""
         resplit, before = False, ""
+        self.variables.of_step = any(_FEWER_NODES.match(self.text, each.start) for each in words)
         for token in words:
             raw = self.text[token.start : token.end]
             resplit = resplit or before in _SPLITS_AGAIN
             inner = raw[:1] in "\"'" and _COMMAND_OPTION.fullmatch(before) and self._shell_runs(words, token)
-            yield from self.variables.expand([token], resplit=resplit or bool(inner))
+            remote = raw[:1] in "\"'" and self.text[words[0].start : words[0].end] == "ssh" and token == words[-1]
+            yield from self.variables.expand([token], resplit=resplit or bool(inner) or remote)
+            if inner and not resplit:
+                return  # what follows are the $0 and $1 of the shell inside
             before = raw
 
     def _shell_runs(self, words: Sequence[Token], at: Token) -> bool:
@@ -240,11 +264,19 @@ class _Reader:
         """A heredoc belongs to the last command."""
         if self.commands:
             body = self.text[token.start : token.end]
-            heredoc = Heredoc(body, self.lines.position(token.start), token.expands)
+            names = {found["name"] or found["braced"] for found in PIECE.finditer(body)}
+            values = {name: told for name in names if name and (told := self.variables.possible(name))}
+            heredoc = Heredoc(body, self.lines.position(token.start), token.expands, values)
             self.commands[-1] = replace(self.commands[-1], heredoc=heredoc)
 
 
-def _directives(text: str, commands: Sequence[Command]) -> Iterator[Directive]:
+def _filled_by_slurm(directives: Sequence[Directive]) -> dict[str, str]:
+    """The variables of a job that has one kind of node."""
+    several = any(each.component for each in directives)
+    return {} if several else slurm.variables({each.name: each.value for each in directives if each.read})
+
+
+def _directives(text: str) -> Iterator[Directive]:
     """The options of each #SBATCH line; sbatch stops looking at the first line that is no comment."""
     read, component = True, 0
     for number, line in enumerate(text.splitlines(), 1):

@@ -40,6 +40,9 @@ SWITCHES = {launcher: frozenset(options.split()) for launcher, options in _BY_LA
 
 _WRAP = """
     apptainer bash command conda docker env eval exec micromamba ncu nice nohup nsys numactl pixi podman poetry
-    rocprof setsid sh singularity stdbuf sudo taskset time timeout uv"""
+    rocprof setsid sh singularity ssh stdbuf sudo taskset time timeout uv"""
 WRAPPERS = frozenset(_WRAP.split())
 """Commands that run the command behind them."""
+CONTAINERS = frozenset({"docker", "podman"})
+RUNS = frozenset({"exec", "run"})
+"""What they are told where a command of a container follows."""

@@ -6,11 +6,11 @@ What the environment or a command decides is not guessed: such a word stays as i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from dslaunch.files.arithmetic import whole_number
-from dslaunch.files.flags import Word
+from dslaunch.files.flags import Word, is_told
 from dslaunch.files.lexer import Token, fields, tokens
 from dslaunch.files.position import Lines, Position
 
@@ -31,6 +31,11 @@ _PIECE = re.compile(
 _REFERENCE = re.compile(r"(\"?)\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})\1")
 _DEFAULT_ALONE = re.compile(r"\$\{[A-Za-z_]\w*:?-[^{}]*\}")
 _BARE_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\}?")
+_PARTS = re.compile(r"(?:\$\([^()]*\)|`[^`]*`|\S)+")
+"""Words of a text: blanks in a substitution part none."""
+_BARE_REFERENCE = re.compile(r"\$\{?(\w+)\}?")
+_OF_PLATFORM = re.compile(r"SLURM_|PET_|OMPI_|(?:MASTER_ADDR|(?:LOCAL_|NODE_|GROUP_|MACHINE_)?RANK)$")
+"""Variables that what starts a script sets: a default in it is for other places."""
 _MAX_CHARACTERS = 1_000_000
 """What one script's variables may fill in, in all."""
 
@@ -56,13 +61,23 @@ class Value:
 class Variables:
     """The variables of one script, at one place of it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, environment: Mapping[str, str]) -> None:
         self.text = text
+        self._environment = {
+            name: Value((Word(value, Position(1, 1)),)) for name, value in environment.items()
+        }
+        """What is set before the script begins."""
+        self._looped: dict[str, tuple[str, ...]] = {}
+        self.of_step = False
+        """The command is a step of its own size: what its tasks fill in isn't the script's environment."""
+        self._late = self._met_late = False
         self.lines = Lines(text)
         self.values: dict[str, Value] = {}
         self._blocks: list[dict[str, Value | None]] = []
         """Of each open block, what its variables were before it."""
         self._left = _MAX_CHARACTERS
+        self.stray: list[int] = []
+        """Where characters stand that bash takes for operators, in arrays and among words."""
         self.first_words: list[tuple[str, Position]] = []
         """Arrays of several words that stand as a word without `[@]`."""
 
@@ -79,6 +94,7 @@ class Variables:
         """It ends: what it set is not told from here on."""
         for name, before in self._blocks.pop().items():
             self._remember(name)
+            self._looped.pop(name, None)
             self.values[name] = self._undecided(name, before)
 
     def _undecided(self, name: str, before: Value | None) -> Value:
@@ -98,7 +114,9 @@ class Variables:
         name, start = match[1], match.end()
         self._remember(name)
         if self.text.startswith("(", start):
-            words = self.expand(t for t in tokens(self.text, start + 1, token.end - 1) if t.kind == "word")
+            inside = [each for each in tokens(self.text, start + 1, token.end - 1) if each.kind != "newline"]
+            self.stray += [each.start for each in inside if each.kind == "operator"]
+            words = self.expand(each for each in inside if each.kind == "word")
             value = Value(tuple(words), array=True)
         else:
             value = Value(tuple(self._split(Token("word", start, token.end))))
@@ -108,10 +126,27 @@ class Variables:
         self.values[name] = value
         return True
 
-    def forget(self, name: str) -> None:
-        """The shell sets this variable to what isn't told: `for NAME in`, `read NAME`."""
+    def _value(self, name: str) -> Value | None:
+        late = self.of_step and self._late
+        return self.values.get(name) or (None if late else self._environment.get(name))
+
+    def forget(self, name: str, values: Iterable[Word] = ()) -> None:
+        """The shell sets this variable to what isn't told: `for NAME in`, `read NAME`.
+
+        Args:
+            values: what a loop gives it, one after the other.
+        """
         self._remember(name)
         self.values[name] = Value((Word(f"${name}", self.lines.position(0), known=False),))
+        found = tuple(values)
+        self._looped[name] = tuple(word.text for word in found) if all(word.known for word in found) else ()
+
+    def possible(self, name: str) -> tuple[str, ...]:
+        """What it may hold here: one value, or those that a loop gives it; none where that isn't told."""
+        value = self._value(name)
+        if value is not None and value.known:
+            return (value.text,)
+        return self._looped.get(name, ()) if value is not None and value.text == f"${name}" else ()
 
     def _remember(self, name: str) -> None:
         if self._blocks:
@@ -129,10 +164,10 @@ class Variables:
         """One word as typed; a variable alone, without quotes or an array's, becomes the words of its value."""
         match = _REFERENCE.fullmatch(self.text, token.start, token.end)
         name = (match[2] or match[3]) if match else ""
-        value = self.values.get(name)
+        value = self._value(name)
         if match and value and value.array and not match[4] and len(value.words) > 1:
             self.first_words.append((name, self.lines.position(token.start)))
-        if match and value and (not match[1] or (value.array and match[4])):
+        if match and value and (not match[1] or (value.array and match[4] == "[@]")):
             return self._paid(value.words, token)
         filled = self._filled(token)
         if filled.known and _DEFAULT_ALONE.fullmatch(self.text, token.start, token.end):
@@ -143,14 +178,33 @@ class Variables:
         """A word without its outer quotes, parted at its blanks."""
         start, end = token.start, token.end
         quote = self.text[start]
-        if quote not in "\"'" or end - start < 2 or self.text.find(quote, start + 1) != end - 1:
+        if quote not in "\"'" or end - start < 2:
             return self._word(token)
-        late = quote == "'"
-        return [
-            Word(word.text, word.at, word.known, late or word.late or self._escapes(part))
-            for part in fields(self.text, start + 1, end - 1)
-            for word in (self._word(part) if not late else [self._filled(part)])
-        ]
+        if self.text.find(quote, start + 1) != end - 1:
+            return self._glued(token)
+        self._late = late = quote == "'"
+        found: list[Word] = []
+        for part in fields(self.text, start + 1, end - 1):
+            for word in self._word(part) if not late else [self._filled(part)]:
+                own = self._escaped(word) if not late and self._escapes(part) else word
+                found.append(replace(own, late=late or own.late))
+        self._late = False
+        return found
+
+    def _glued(self, token: Token) -> list[Word]:
+        """A word of several quoted pieces, of which a shell inside may fill in some: '... $RANK'" $OUT"."""
+        filled = self._filled(token)
+        late = filled.late or self.text[token.start] == "'" or self._escapes(token)
+        joined = filled.text.replace("\\\n", " ")  # the shell inside takes the lines for one
+        return [Word(part, filled.at, is_told(part), late) for part in joined.split()]
+
+    def _escaped(self, word: Word) -> Word:
+        """A word with `\\$NAME` in it, which the shell inside fills in."""
+        environment = {} if self.of_step else self._environment
+        text = _BARE_REFERENCE.sub(
+            lambda found: environment[found[1]].text if found[1] in environment else found[0], word.text
+        )
+        return replace(word, text=text, late=True)
 
     def _escapes(self, part: Token) -> bool:
         """Whether it holds `\\$`, which the shell inside reads as the `$` of a variable."""
@@ -165,8 +219,9 @@ class Variables:
 
     def _filled(self, token: Token) -> Word:
         """One word, with its quotes removed and its variables filled in."""
+        self._met_late = False
         text, known = self._text(token.start, token.end)
-        return Word(text, self.lines.position(token.start), known)
+        return Word(text, self.lines.position(token.start), known, self._met_late)
 
     def _text(self, start: int, end: int) -> tuple[str, bool]:
         parts: list[str] = []
@@ -201,17 +256,18 @@ class Variables:
         if match["arithmetic"]:
             return self._computed(match)
         name = match["name"] or match["braced"]
-        value = self.values.get(name)
+        value = self._value(name)
         if value is not None:
+            self._met_late = self._met_late or any(word.late for word in value.words)
             self._left -= len(value.text)
             return (value.text, value.known) if self._left >= 0 else (match[0], False)
-        if match["default"] and not name.startswith("SLURM_"):
+        if match["default"] and not _OF_PLATFORM.match(name):
             return match["otherwise"].strip("\"'"), "$" not in match["otherwise"]
         return match[0], False
 
     def _computed(self, match: re.Match[str]) -> tuple[str, bool]:
         def known(name: re.Match[str]) -> str:
-            value = self.values.get(name[1])
+            value = self._value(name[1])
             return value.text if value and value.known and len(value.text) < 20 else name[0]
 
         number = whole_number(_BARE_NAME.sub(known, match["arithmetic"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dslaunch.files.position import Path, Position, Problem
@@ -18,24 +18,30 @@ class YamlError(Exception):
 
 
 def parse(text: str) -> Document:
-    """The first document in `text`; raises YamlError."""
+    """The document in `text`, or all of a file of Kubernetes objects, as a list; raises YamlError."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _measure(yaml.parse(text, Loader=loader))
-        node = yaml.compose(text.split("\n---", 1)[0] if text.startswith("---") else text, Loader=loader)
-        if node is None:
+        nodes = [node for node in yaml.compose_all(text, Loader=loader) if node is not None]
+        if not nodes:
             return Document(None, {})
         positions: dict[Path, Position] = {}
         repeated: list[Problem] = []
-        for path, at in _places(node, ()):
-            if path in positions:
+        again: Path | None = None  # a repeated key: what stands in it repeats nothing
+        for path, at in _of_all(nodes):
+            within = again is not None and path[: len(again)] == again and path != again
+            if path in positions and not within:
                 repeated.append(_repeated(path, positions[path], at))
+                again = path
             positions[path] = at
             if len(positions) + len(repeated) > MAX_VALUES:  # as many once its aliases are followed
                 raise YamlError(Problem("file.unread", f"more than {MAX_VALUES:,} values", at))
-        return Document(_value(text), positions, tuple(repeated))
+        values = [value for value in yaml.load_all(text, Loader=loader) if value is not None]
+        if len(values) > 1 and not any(is_manifest(value) for value in values):
+            raise YamlError(Problem("file.syntax", "another document begins here", _at(nodes[1].start_mark)))
+        return Document(values if len(values) > 1 else values[0], positions, tuple(repeated))
     except yaml.MarkedYAMLError as error:
         raise YamlError(Problem("file.syntax", f"no YAML: {error.problem}", _at(error.problem_mark))) from error
     except (yaml.YAMLError, ValueError) as error:
@@ -43,10 +49,18 @@ def parse(text: str) -> Document:
         raise YamlError(Problem("file.syntax", message, Position(1, 1))) from error
 
 
-def _value(text: str) -> Any:
-    import yaml
+def is_manifest(value: Any) -> bool:
+    """Whether a document describes an object of Kubernetes."""
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("apiVersion", "kind"))
 
-    return next(iter(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+
+def _of_all(nodes: Sequence[Any]) -> Iterator[tuple[Path, Position]]:
+    """The places of one document, or of several behind their numbers."""
+    if len(nodes) == 1:
+        yield from _places(nodes[0], ())
+    for index, node in enumerate(nodes) if len(nodes) > 1 else ():
+        yield (index,), _at(node.start_mark)
+        yield from _places(node, (index,))
 
 
 def _measure(events: Iterator[Any]) -> None:

@@ -135,7 +135,8 @@ def address(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
         elif given is None and str(file.get("distributed_type")).upper() in ("MULTI_GPU", "FSDP"):
             message = f"{machines} machines without main_process_ip: they are to meet at a host called None."
             fix = "Give main_process_ip here, or --main_process_ip on the command line."
-            yield hit(file, ("num_machines",), message, fix)
+            launched = any(command.launcher("accelerate") for _, command in files.launches())
+            yield hit(file, ("num_machines",), message, fix, severity=None if launched else "info")
 
 
 @rule("accelerate.kind", severity="wrong", raised_by="nobody", evidence=f"{_LAUNCH}, run")

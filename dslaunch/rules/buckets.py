@@ -31,7 +31,7 @@ def buckets(config: Config) -> Iterator[Hit]:
     if config.stage not in (1, 2) or (size is None and config.number(gather) is None):
         return
     copies = 2 if config.on(f"{ZERO}.overlap_comm") else 1
-    width = 4 if config.precision == "fp32" else 2
+    width = 4 if config.precision == "fp32" and not config.precision_open else 2
     elements = copies * (size or _DEFAULT) + (config.number(gather) or _DEFAULT)
     gib = elements * width / 2**30
     if gib > _LARGE_GIB:

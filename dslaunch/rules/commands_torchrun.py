@@ -131,6 +131,11 @@ def endpoint(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                 f"{nodes} nodes without --rdzv-endpoint or --master-addr: each meets itself at 127.0.0.1."
             )
             yield Hit(file.name, launcher.at, message, fix)
+        dynamic = option(launcher, "rdzv-backend") not in (None, "static") and launcher.options.complete
+        if dynamic and given(launcher, "master-addr") and not given(launcher, "rdzv-endpoint"):
+            message = "--master-addr is for the static rendezvous: without --rdzv-endpoint each node meets itself."
+            yield Hit(file.name, launcher.options.position("--master-addr", "--master_addr"), message, fix)
+            continue
         for name in ("rdzv-endpoint", "master-addr"):
             where = launcher.options.value(f"--{name}", f"--{name.replace('-', '_')}") or ""
             own = _OWN_NAME.fullmatch(where) and not command.launcher("srun") and "#SBATCH" not in file.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 
 from dslaunch.errors import listed
@@ -9,8 +11,10 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments
 from dslaunch.files.position import START
 from dslaunch.files.script import ShellScript
+from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts_tree import scripts
 from dslaunch.rules.settings import Settings
 
 _RUNNER = (
@@ -19,8 +23,8 @@ _RUNNER = (
 _FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
 """Prefixes that the launcher exports by itself (EXPORT_ENVS, and the accelerator's)."""
 _NEEDED = (
-    "CUDA_", "GLOO_", "HF_", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "TOKENIZERS_", "TORCH_", "TRANSFORMERS_",
-    "TRITON_", "WANDB_",
+    "CUDA_", "GLOO_", "HF_", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTORCH_", "TOKENIZERS_", "TORCH_",
+    "TRANSFORMERS_", "TRITON_", "WANDB_",
 )  # fmt: skip
 _PER_NODE = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_HOME"})
 _ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "hpu", "mps", "mlu", "sdaa", "supa", "klxpu", "xpu.external")
@@ -93,13 +97,41 @@ def forwarding(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
             continue
         if any(found.name == "AISC_JOB_NAME" for found in script.assignments):
             yield from _left_by_aisc(file, script, handed)
-        for found in script.assignments:
-            if found.name.startswith(_NEEDED) and found.name not in handed | _PER_NODE:
-                message = (
-                    f"{found.name} reaches this node alone: the launcher hands on {listed(_FORWARDED)}* only."
-                )
-                yield Hit(file.name, found.at, message, "Write it in .deepspeed_env (NAME=VALUE) too.")
-                return
+        read = _read_by_scripts(files)
+        left = {
+            found.name: found for found in reversed(script.assignments)
+            if found.name not in handed | _PER_NODE and not found.name.startswith(_FORWARDED)
+            and (found.name.startswith(_NEEDED) or (found.name in read and _is_exported(file, found)))
+        }  # fmt: skip
+        if left:
+            first = min(left.values(), key=lambda found: found.at)
+            names = listed([found.name for found in sorted(left.values(), key=lambda found: found.at)], limit=6)
+            verb = "reaches" if len(left) == 1 else "reach"
+            message = f"{names} {verb} this node alone: the launcher hands on {listed(_FORWARDED)}* only."
+            yield Hit(file.name, first.at, message, "Write it in .deepspeed_env (NAME=VALUE) too.")
+
+
+def _read_by_scripts(files: FileSet) -> set[str]:
+    """Variables that the Python files ask for by name."""
+    found: set[str] = set()
+    for script in scripts(files):
+        asked = [call.argument("key", 0) for call in script.called("os.environ.get", "os.getenv")]
+        asked += [
+            node.slice for node in ast.walk(script.python.tree)
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+            and script.name(node.value) == "os.environ"
+        ]  # fmt: skip
+        found |= {str(name) for each in asked if (name := script.constant(each)) is not None}
+    return found - _GIVEN
+
+
+_GIVEN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+"""What the launcher itself sets on each node."""
+
+
+def _is_exported(file: File, found: Assignment) -> bool:
+    before = file.text.splitlines()[found.at.line - 1][: found.at.column - 1]
+    return re.search(r"\bexport\s[^;]*$", before) is not None or f"export {found.name}\n" in file.text
 
 
 def _left_by_aisc(file: File, script: ShellScript, handed: set[str]) -> Iterator[Hit]:

@@ -17,6 +17,8 @@ _QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'")
 _COLON = re.compile(r"\s*:\s*")
 _COMMA = re.compile(r"[ \t]*,")
 _COMMA_BEFORE = re.compile(r",\s*\Z")
+_MARGIN = 200
+"""Characters between a value and the brace that ends its object."""
 
 
 def renamed(file: File, path: Path, new: str) -> Edit | None:
@@ -76,17 +78,33 @@ def _key_text(text: str, start: int) -> str:
 
 
 def applied(text: str, edits: Iterable[Edit]) -> str:
-    """The text with the edits made, but for those that overlap an earlier one."""
+    """The text with the edits made, but for those that overlap an earlier one; neighbours that go are one."""
     lines = Lines(text)
     placed = sorted({(lines.offset(edit.at), edit.old, edit.new) for edit in edits})
-    parts: list[str] = []
-    done = 0
+    spans: list[tuple[int, int, str]] = []
     for start, old, new in placed:
         assert text.startswith(old, start), (start, old)
-        if start >= done:
-            parts += [text[done:start], new]
-            done = start + len(old)
+        end = start + len(old)
+        last_start, last_end, last_new = spans[-1] if spans else (0, -1, "")
+        if start > last_end or (start == last_end and (new or last_new)):
+            spans.append((start, end, new))
+        elif not new and not last_new and end > last_end:
+            spans[-1] = (_with_comma(text, last_start, end), end, "")
+            while len(spans) > 1 and spans[-1][0] < spans[-2][1]:  # that comma is taken out with the key before
+                spans.pop()
+                spans[-1] = (_with_comma(text, spans[-1][0], end), end, "")
+    parts: list[str] = []
+    done = 0
+    for start, end, new in spans:
+        parts += [text[done:start], new]
+        done = end
     return "".join([*parts, text[done:]])
+
+
+def _with_comma(text: str, start: int, end: int) -> int:
+    """Where what is taken out begins, if the comma before it would be left as the object's last."""
+    before = _COMMA_BEFORE.search(text, 0, start)
+    return before.start() if before and text[end : end + _MARGIN].lstrip().startswith("}") else start
 
 
 def diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:

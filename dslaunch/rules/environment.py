@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_told
+from dslaunch.files.position import Position
+from dslaunch.files.script import Command
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.commands_torchrun import given, option, torchruns
 from dslaunch.rules.registry import Edit, Hit, Severity, rule
 from dslaunch.rules.settings import Settings
+from dslaunch.rules.slips import is_slip
 
 _NCCL = "NVIDIA NCCL 2.27, environment variables"
 _TORCH = "pytorch/pytorch:torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp 2.2 to 2.13"
@@ -43,6 +46,7 @@ _NAMES = """
     NCCL_SOCKET_RETRY_CNT NCCL_SOCKET_RETRY_SLEEP_MSEC NCCL_SYM_CTAS NCCL_SYM_KERNEL NCCL_THREAD_THRESHOLDS
     NCCL_TOPO_DUMP_FILE NCCL_TOPO_FILE NCCL_TREE_THRESHOLD NCCL_TUNER_CONFIG_PATH NCCL_TUNER_PLUGIN
     NCCL_WIN_ENABLE NCCL_WORK_FIFO_DEPTH NCCL_GIN_ENABLE NCCL_GIN_TYPE NCCL_ENV_PLUGIN NCCL_NVLS_NCHANNELS
+    NCCL_MIN_P2P_NCHANNELS NCCL_MAX_P2P_NCHANNELS NCCL_SHARP_DISABLE
     NCCL_CGA_CLUSTER_SIZE NCCL_LIBRARY NCCL_ROOT NCCL_HOME NCCL_VERSION NCCL_LIB_DIR NCCL_INCLUDE_DIR NCCL_DIR
     NCCL_PATH TORCH_NCCL_ABORT_IN_DESTROY_PG TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_NCCL_AVOID_RECORD_STREAMS
     TORCH_NCCL_BLOCKING_WAIT TORCH_NCCL_COORD_CHECK_MILSEC TORCH_NCCL_CUDA_EVENT_CACHE
@@ -86,11 +90,21 @@ _ALLOCATOR = frozenset({
 
 
 def settings_of(files: FileSet) -> Iterator[tuple[File, Assignment]]:
-    """Every told assignment of a shell or environment file."""
+    """Every told assignment of a shell or environment file, but for what a message talks of."""
     for file in files.of("shell", "env", "deepspeed_env"):
+        talks = {each.at.line: each.at.column for each in _talking(file)}
         for each in file.assignments:
-            if is_told(each.value):
+            if is_told(each.value) and each.at.column <= talks.get(each.at.line, each.at.column):
                 yield file, each
+
+
+_TALK = re.compile(r"echo|printf|die|fail|usage|(?i:\w*(?:log|err|warn|info|debug)\w*)")
+"""Commands, and names of a script's own functions, that print their words."""
+
+
+def _talking(file: File) -> Iterator[Command]:
+    commands = file.value.commands if file.kind == "shell" and file.value is not None else ()
+    return (command for command in commands if _TALK.fullmatch(command.words[0].text))
 
 
 @rule("env.unknown-variable", severity="wrong", raised_by="nobody", evidence=f"{_NCCL}; {_TORCH}")
@@ -99,11 +113,27 @@ def unknown(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     for file, each in settings_of(files):
         if not each.name.startswith(("NCCL_", "TORCH_NCCL_")) or each.name in _KNOWN or each.name in _RENAMED:
             continue
-        near = difflib.get_close_matches(each.name, _KNOWN, n=1, cutoff=0.85)
-        if near:
+        alike = difflib.get_close_matches(each.name, _KNOWN, n=3, cutoff=0.75)
+        near = [name for name in alike if is_slip(each.name, name)]
+        if each.name in _NEVER and not _is_own(file, each):
+            message = f"{each.name} is no variable of NCCL or PyTorch: nothing reads it."
+            yield Hit(file.name, each.at, message, _NEVER[each.name])
+            continue
+        given = near and re.search(rf"\b{near[0]}\b", file.text)
+        if near and not given and not _is_own(file, each):
             message = f"{each.name} is no variable of NCCL or PyTorch: nothing reads it."
             edit = Edit(each.at, each.name, near[0])
             yield Hit(file.name, each.at, message, f"Write {near[0]}.", edit=edit)
+
+
+_NEVER = {"NCCL_TIMEOUT": "The timeout is init_process_group's: timeout=timedelta(...)."}
+"""Names that are often taken for one of NCCL's, and where the setting is."""
+
+
+def _is_own(file: File, each: Assignment) -> bool:
+    """Whether it is a variable of the script's own, which it reads and doesn't export."""
+    before = file.text.splitlines()[each.at.line - 1][: each.at.column - 1]
+    return "export" not in before and re.search(rf"\$\{{?{each.name}\b", file.text) is not None
 
 
 @rule("env.renamed-variable", severity="deprecated", raised_by="nobody", evidence=f"{_NCCL}; {_TORCH}")
@@ -150,7 +180,8 @@ def port(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
         if each.name == "MASTER_PORT" and each.value.isdecimal() and int(each.value[:9]) > _LAST_PORT:
             told.add(file.name)
             message = f"MASTER_PORT={each.value} is no port: torch raises ValueError."
-            yield Hit(file.name, each.at, message, fix)
+            starts = file.kind != "shell" or bool(file.value.launches)
+            yield Hit(file.name, each.at, message, fix, None if starts else "info")
     for file, _, launcher in torchruns(files):
         if launcher.options.has("--standalone"):
             continue  # it takes a free one
@@ -185,23 +216,38 @@ def loopback(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
 )
 def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """More processes on a node than CUDA_VISIBLE_DEVICES shows, or a device named twice."""
-    processes = {
-        file.name: int(number) for file, _, launcher in torchruns(files)
-        if (number := option(launcher, "nproc-per-node")) is not None and number.isdecimal()
-    }  # fmt: skip
+    shown: dict[str, list[Assignment]] = {}
+    elsewhere: dict[str, set[Position]] = {}
     for file, each in settings_of(files):
         if each.name != "CUDA_VISIBLE_DEVICES" or not re.fullmatch(r"\d+(,\d+)*", each.value):
             continue
+        shown.setdefault(file.name, []).append(each)
         devices = each.value.split(",")
-        count = processes.get(file.name, 0)
         if len(set(devices)) < len(devices):
             message = f"CUDA_VISIBLE_DEVICES={each.value} names a device twice: CUDA then shows none."
             yield Hit(file.name, each.at, message, "Name each device once.")
-        elif count > len(devices):
-            message = (
-                f"{count} processes a node, and CUDA_VISIBLE_DEVICES={each.value} shows {len(devices)} GPUs."
-            )
-            yield Hit(file.name, each.at, message, f"Show {count} GPUs, or start {len(devices)} processes.")
+    for file, command, launcher in torchruns(files):
+        number = option(launcher, "nproc-per-node") or ""
+        mine = {each.at for each in command.environment}
+        if file.name not in elsewhere:
+            elsewhere[file.name] = _in_front(file)
+        others = elsewhere[file.name]
+        before = [
+            each for each in shown.get(file.name, ())
+            if each.at < launcher.at and (each.at in mine or each.at not in others)
+        ]  # fmt: skip
+        count, has = int(number) if number.isdecimal() else 0, before[-1].value.count(",") + 1 if before else 0
+        if before and count > has:
+            gpus = "1 GPU" if has == 1 else f"{has} GPUs"
+            message = f"{count} processes a node, and CUDA_VISIBLE_DEVICES={before[-1].value} shows {gpus}."
+            fix = f"Show {count} GPUs, or start {has} process{'es' if has > 1 else ''}."
+            yield Hit(file.name, before[-1].at, message, fix)
+
+
+def _in_front(file: File) -> set[Position]:
+    """Assignments that stand in front of commands, and hold for these alone."""
+    commands = file.value.commands if file.kind == "shell" else ()
+    return {each.at for command in commands for each in command.environment}
 
 
 @rule(

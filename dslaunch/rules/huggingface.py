@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import Config, configs
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts_launched import reads_json_itself
 from dslaunch.rules.scripts_tree import scripts
 from dslaunch.rules.settings import Settings
 
@@ -35,22 +36,56 @@ class Argument:
 
 
 def arguments(files: FileSet) -> dict[str, Argument]:
-    """The Trainer's arguments that files and command lines give, by name."""
+    """The Trainer's arguments that files and command lines give, by name; of several runs those of all."""
+    of_files, of_lines = _given(files)
     found: dict[str, Argument] = {}
-    for file in files.of("hf_arguments"):
-        if isinstance(file.value, dict):
-            found |= {name: Argument(value, file.name, file.at(name)) for name, value in file.value.items()}
-    for file, command in files.launches():
-        if is_megatron(command):
-            continue
-        if command.arguments.has("--deepspeed") or found or _is_trainers(command.arguments):
-            for flag in command.arguments.flags:
-                value = _typed(flag.values)
-                if value is not None:
-                    found[flag.name.removeprefix("--").replace("-", "_")] = Argument(
-                        value, file.name, flag.at
-                    )
+    for given in (*of_files, *of_lines):
+        found |= given
     return found or _of_scripts(files)
+
+
+def runs(files: FileSet) -> list[dict[str, Argument]]:
+    """The arguments of each run by itself: a command line, with the one file of arguments beside it, or a file."""
+    of_files, of_lines = _given(files)
+    if len(of_files) > 1 or not of_lines:
+        return [*of_files, *of_lines] or [_of_scripts(files)]
+    beside = of_files[0] if of_files else {}
+    return [beside | given for given in of_lines]
+
+
+def runs_reading(files: FileSet, every: Iterable[Config]) -> Iterator[tuple[dict[str, Argument], list[Config]]]:
+    """Each run with those of the DeepSpeed configurations that it reads, or may read where it names none."""
+    found, known = runs(files), list(every)
+    some_name_one = any("deepspeed" in given for given in found)
+    for given in found:
+        yield given, [] if some_name_one and "deepspeed" not in given else _read_by(given, known)
+
+
+def _read_by(given: Mapping[str, Argument], found: list[Config]) -> list[Config]:
+    named = given["deepspeed"].value if "deepspeed" in given else None
+    if len(found) < 2 or not isinstance(named, str) or not is_told(named):
+        return found
+    name = named.rpartition("/")[2]
+    return [config for config in found if config.file.inside or config.file.name.rpartition("/")[2] == name]
+
+
+def _given(files: FileSet) -> tuple[list[dict[str, Argument]], list[dict[str, Argument]]]:
+    """The arguments in each file of them, and on each command line."""
+    of_files = [
+        {name: Argument(value, file.name, file.at(name)) for name, value in file.value.items()}
+        for file in files.of("hf_arguments") if isinstance(file.value, dict)
+    ]  # fmt: skip
+    of_lines: list[dict[str, Argument]] = []
+    for file, command in files.launches():
+        if is_megatron(command) or reads_json_itself(files, command):
+            continue
+        if command.arguments.has("--deepspeed") or any(of_files) or of_lines or _is_trainers(command.arguments):
+            of_lines.append({
+                flag.name.removeprefix("--").replace("-", "_"): Argument(value, file.name, flag.at)
+                for flag in command.arguments.flags
+                if (value := _typed(flag.values)) is not None
+            })
+    return of_files, of_lines
 
 
 TRAINERS_OWN = ("logging_steps", "save_steps", "save_strategy", "save_total_limit", "do_train", "bf16", "fp16")
@@ -117,11 +152,11 @@ def strict_json(_plan: Plan | None, files: FileSet, settings: Settings) -> Itera
             json.loads(file.text)
         except ValueError as error:
             at = Position(getattr(error, "lineno", 1), getattr(error, "colno", 1))
-            message = (
-                "DeepSpeed reads comments, trailing commas and bare words; Hugging Face raises "
-                "JSONDecodeError."
-            )
-            yield Hit(file.name, at, message, "Write strict JSON: no comment, no comma before a bracket.")
+            what, fix = "comments, trailing commas and bare words", "no comment, no comma before a bracket"
+            if file.text.startswith("\ufeff"):
+                what, fix = "a byte order mark", "save it as UTF-8 without a mark (BOM)"
+            message = f"DeepSpeed reads {what}; Hugging Face raises JSONDecodeError."
+            yield Hit(file.name, at, message, f"Write strict JSON: {fix}.")
         except RecursionError:
             continue
 
@@ -132,10 +167,10 @@ def strict_json(_plan: Plan | None, files: FileSet, settings: Settings) -> Itera
 )  # fmt: skip
 def fsdp(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """FSDP and DeepSpeed asked for together."""
-    given = arguments(files)
-    if given.get("deepspeed") and given.get("fsdp") and given["fsdp"].value not in ("", False, None, []):
-        message = "fsdp together with deepspeed: the Trainer raises ValueError."
-        yield Hit(given["fsdp"].name, given["fsdp"].at, message, "Keep one of them.")
+    for given in runs(files):
+        if given.get("deepspeed") and given.get("fsdp") and given["fsdp"].value not in ("", False, None, []):
+            message = "fsdp together with deepspeed: the Trainer raises ValueError."
+            yield Hit(given["fsdp"].name, given["fsdp"].at, message, "Keep one of them.")
 
 
 @rule(
@@ -144,7 +179,11 @@ def fsdp(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 )  # fmt: skip
 def together(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Arguments of the Trainer that exclude each other, or that need another one."""
-    given = arguments(files)
+    for given in runs(files):
+        yield from _together(given)
+
+
+def _together(given: dict[str, Argument]) -> Iterator[Hit]:
     if _true(given, "fp16") and _true(given, "bf16"):
         message = "fp16 and bf16 are both true: TrainingArguments raises ValueError."
         yield Hit(given["fp16"].name, given["fp16"].at, message, "Keep one; bf16 needs no loss scale.")
@@ -304,20 +343,17 @@ def _tokenizers(files: FileSet) -> Iterator[Hit]:
 )  # fmt: skip
 def optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Settings of the Trainer that an optimizer or scheduler section in the file overrides."""
-    given = arguments(files)
-    for config in configs(plan, files, settings):
-        for name, section in (("optim", "optimizer"), ("lr_scheduler_type", "scheduler")):
-            chosen = given.get(name)
-            if (
-                chosen
-                and isinstance(config.get(f"{section}.type"), str)
-                and not _agree(chosen.value, config, section)
-            ):
-                message = (
-                    f"{name} {chosen.value} is not used: the {section} section says "
-                    f"{config.get(f'{section}.type')}."
-                )
-                yield Hit(chosen.name, chosen.at, message, f"Delete the {section} section, or {name}.")
+    for given, read in runs_reading(files, configs(plan, files, settings)):
+        for config in read:
+            yield from _overridden(given, config)
+
+
+def _overridden(given: Mapping[str, Argument], config: Config) -> Iterator[Hit]:
+    for name, section in (("optim", "optimizer"), ("lr_scheduler_type", "scheduler")):
+        chosen, written = given.get(name), config.get(f"{section}.type")
+        if chosen and isinstance(written, str) and not _agree(chosen.value, config, section):
+            message = f"{name} {chosen.value} is not used: the {section} section says {written}."
+            yield Hit(chosen.name, chosen.at, message, f"Delete the {section} section, or {name}.")
 
 
 _SAME = {"linear": ("WarmupDecayLR",), "constant_with_warmup": ("WarmupLR",), "cosine": ("WarmupCosineLR",)}

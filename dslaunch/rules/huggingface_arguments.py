@@ -87,6 +87,7 @@ def slip(name: str, known: Mapping[str, object]) -> str:
     if name in known or name in _OTHERS or not re.fullmatch(r"[A-Za-z_]+", name):
         return ""
     near = get_close_matches(name, known, n=3, cutoff=_SLIP)
+    near = [each for each in near if re.fullmatch(r"\D+", each)]  # adam_betas is no slip for adam_beta2
     alike = (each for each in near if len(_WORDS.findall(each)) == len(_WORDS.findall(name)))
     return next(alike, "")
 
@@ -141,7 +142,11 @@ _DICTS = ("accelerator_config", "gradient_checkpointing_kwargs", "activation_che
 )  # fmt: skip
 def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A value that an argument of the Trainer doesn't take: a word it doesn't know, or a number that is none."""
+    shells = {file.name for file in files.of("shell")}  # where one word makes a list too
     for name, given in arguments(files).items():
+        if name == "label_names" and isinstance(given.value, str) and given.name not in shells:
+            message = f"label_names is {shown(given.value)}, no list: TypeError where the Trainer evaluates."
+            yield Hit(given.name, given.at, message, f'Write ["{given.value}"].')
         if isinstance(given.value, str) and (not is_told(given.value) or "{{" in given.value):
             continue
         if found := _fault(name, given.value):
@@ -217,10 +222,21 @@ def _is_no_tracker(word: object) -> bool:
 
 def _text(files: FileSet, name: str, given: Argument) -> Hit:
     """A number written as text. Some programs convert it; HfArgumentParser's parse_yaml_file doesn't."""
-    severity: Severity = "error" if _is_read_as_it_is(files) else "info"
+    severity: Severity = "error" if _is_read_as_it_is(files) or _are_trainers_own(files, given.name) else "info"
     message = f"{name} is {shown(given.value)}, a text to YAML and JSON: HfArgumentParser hands it on as it is."
     fix = "Write it as a number; YAML wants a point in 2.0e-5."
     return Hit(given.name, given.at, f"{message} The optimizer, or the Trainer, raises TypeError.", fix, severity)
+
+
+def _are_trainers_own(files: FileSet, name: str) -> bool:
+    """Whether a file has TrainingArguments' names alone; programs that convert texts have more of their own."""
+    known = trainer_words("arguments")
+    by_option = any(command.arguments.has("--config") for _, command in files.launches())
+    return not by_option and any(
+        isinstance(file.value, dict) and all(str(key) in known for key in file.value)
+        and any(type(file.value.get(each)) in (int, float) for each in _FLOATS)
+        for file in files.of("hf_arguments") if file.name == name
+    )  # fmt: skip
 
 
 def _is_read_as_it_is(files: FileSet) -> bool:

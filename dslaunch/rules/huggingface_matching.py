@@ -11,7 +11,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import Config, configs
-from dslaunch.rules.huggingface import Argument, arguments
+from dslaunch.rules.huggingface import Argument, runs_reading
 from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.scripts_tree import scripts
 from dslaunch.rules.settings import Settings
@@ -56,17 +56,25 @@ _AUTO = 'Write "auto", or the same value.'
 )
 def mismatch(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A value that differs from the Trainer's argument for the same thing."""
-    given = arguments(files)
-    told = _with_warmup(_with_evaluation(given | _defaults(files, given)))
-    for config in configs(plan, files, settings) if given else ():
-        for key, name in _MATCHED.items():
-            value, argument = config.get(key), told.get(name)
-            if argument is None or value is None or value == "auto" or _is_unset(name, argument.value, value):
-                continue
-            if value != argument.value:
-                yield _differs(config, key, name, argument, files, sure=_excluded(name, given))
-        yield from _betas(config, told)
-        yield from _batch(config, told)
+    for given, read in runs_reading(files, configs(plan, files, settings)):
+        if not given or not read:
+            continue
+        told = _with_warmup(_with_evaluation(given | _defaults(files, given)))
+        for config in read:
+            yield from _differing(config, given, told, files)
+
+
+def _differing(
+    config: Config, given: Mapping[str, Argument], told: Mapping[str, Argument], files: FileSet
+) -> Iterator[Hit]:
+    for key, name in _MATCHED.items():
+        value, argument = config.get(key), told.get(name)
+        if argument is None or value is None or value == "auto" or _is_unset(name, argument.value, value):
+            continue
+        if value != argument.value:
+            yield _differs(config, key, name, argument, files, sure=_excluded(name, given))
+    yield from _betas(config, told)
+    yield from _batch(config, told)
 
 
 def _excluded(name: str, given: Mapping[str, Argument]) -> bool:
@@ -162,10 +170,10 @@ def _batch(config: Config, told: Mapping[str, Argument]) -> Iterator[Hit]:
     micro, steps = (told[name].value if name in told else None for name in names)
     total = config.get("train_batch_size")
     if "gradient_accumulation_steps" not in config.file.value and isinstance(steps, int) and steps > 1:
-        raises = total == "auto"
-        effect = "DeepSpeed asserts otherwise" if raises else "DeepSpeed steps after each pass"
+        raises = total == "auto" and "train_micro_batch_size_per_gpu" in config.file.value
+        effect = "DeepSpeed asserts otherwise" if raises else "accelerate before 1.8 steps after each pass"
         message = f"gradient_accumulation_steps is {steps}, and the file has none, which counts as 1: {effect}."
-        severity: Severity = "error" if raises else "wrong"
+        severity: Severity = "error" if raises else "info"
         fix = 'Write "gradient_accumulation_steps": "auto".'
         yield config.hit("gradient_accumulation_steps", message, fix, severity=severity)
     if not (_is_size(total) and _is_size(micro) and _is_size(steps)):

@@ -9,7 +9,7 @@ from dslaunch.errors import listed, nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import configs
-from dslaunch.rules.huggingface import Argument, arguments
+from dslaunch.rules.huggingface import Argument, runs_reading
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 
@@ -29,6 +29,10 @@ SCHEDULES: Mapping[str, frozenset[str]] = {
 _SHAPES = ("linear", "cosine", "1-sqrt")
 _LEAST = 1e-7
 """lr_end of `polynomial` where nothing is said."""
+_OWN_LEAST = frozenset({
+    "min_lr", "min_learning_rate", "min_lr_rate", "min_lr_ratio", "lr_min", "learning_rate_min",
+})  # fmt: skip
+"""Arguments that the Trainer doesn't have: the script that takes one writes it into lr_scheduler_kwargs."""
 _RATE = 5e-5
 """learning_rate where nothing is said."""
 
@@ -39,12 +43,14 @@ _RATE = 5e-5
 )  # fmt: skip
 def schedule(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """lr_scheduler_kwargs that the schedule doesn't take, or lacks."""
-    given = arguments(files)
-    named = given.get("lr_scheduler_type")
-    if any(config.has("scheduler") for config in configs(plan, files, settings)):
-        return
+    for given, read in runs_reading(files, configs(plan, files, settings)):
+        if not any(config.has("scheduler") for config in read):
+            yield from _of_run(given)
+
+
+def _of_run(given: Mapping[str, Argument]) -> Iterator[Hit]:
+    named, section = given.get("lr_scheduler_type"), given.get("lr_scheduler_kwargs")
     name = str(named.value) if named else "linear"
-    section = given.get("lr_scheduler_kwargs")
     keywords: Any = section.value if section else {}
     if name in SCHEDULES and isinstance(keywords, dict):
         yield from _unknown(name, keywords, section)
@@ -66,7 +72,7 @@ def _missing(name: str, keywords: dict[str, Any], at: Argument, given: Mapping[s
     """What a schedule asks for, or can't have together."""
     if "min_lr_rate" in SCHEDULES[name]:
         told = [each for each in ("min_lr", "min_lr_rate") if keywords.get(each) is not None]
-        if len(told) != 1:
+        if len(told) != 1 and not (_OWN_LEAST & given.keys()):
             message = f"{name} takes one of min_lr and min_lr_rate in lr_scheduler_kwargs, not {len(told)}."
             yield Hit(at.name, at.at, message, 'Write lr_scheduler_kwargs {"min_lr_rate": 0.1}.')
     if name == "warmup_stable_decay" and "num_decay_steps" not in keywords:

@@ -19,14 +19,18 @@ from dslaunch.rules.registry import Hit, RaisedBy, hit, rule, rules
 from dslaunch.rules.selection import comments
 from dslaunch.rules.settings import Settings
 
+_PARSERS = (
+    "each kind's own reader, run: hjson as in deepspeed/runtime/config.py 0.19.8, Python's ast 3.11, PyYAML 6.0, "
+    "bash 5.2"
+)
 _PARSER = "deepspeedai/DeepSpeed:deepspeed/runtime/config.py (hjson), runtime/config_utils.py 0.19.8, run"
 _AGAIN = "Render again; what is to stay belongs into the recipe, an override, or a template of your own."
 
 
-@rule("file.syntax", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)
+@rule("file.syntax", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSERS)
 def syntax(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A text that can't be read as the kind of file it is."""
-    fix = "Correct the text here; nothing else in this JSON or file was checked."
+    fix = "Correct the text here; nothing else of it was checked."
     yield from _problems(files, "file.syntax", fix)
 
 

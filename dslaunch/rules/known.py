@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from dslaunch.files import slurm
 from dslaunch.files.commands import CommandLine, Launcher
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments
 from dslaunch.files.script import ShellScript
+from dslaunch.rules.scripts_launched import reads_json_itself
 from dslaunch.rules.scripts_pipeline import stages_of
 from dslaunch.rules.scripts_tree import Call, scripts
 from dslaunch.rules.settings import Settings
 
-_GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d{1,6})(?:\(.*\))?")
-"""`8`, `a100:8` of --gpus-per-node; `gpu:a100:8` of --gres."""
 _TRAINER_FLAG = "--per_device_train_batch_size"
 _MAX_RANKS = 1_000_000
-_FILLED_BY_SLURM = {"SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_GPUS_ON_NODE": "ranks"}
 
 
 @dataclass(frozen=True)
@@ -126,21 +124,21 @@ def _of_launch(file: File, launch: CommandLine, files: FileSet) -> Size:
     return _completed(reader(innermost, script, files))
 
 
-def _torchrun(launcher: Launcher, script: ShellScript, files: FileSet) -> Size:
+def _torchrun(launcher: Launcher, _script: ShellScript, _files: FileSet) -> Size:
     options = launcher.options
-    nodes = _number(options, script, "--nnodes") if options.has("--nnodes") else 1
+    nodes = _number(options, "--nnodes") if options.has("--nnodes") else 1
     names = ("--nproc-per-node", "--nproc_per_node", "--nproc-per_node")
-    ranks = _number(options, script, *names) if options.has(*names) else 1
+    ranks = _number(options, *names) if options.has(*names) else 1
     return _whole(Size(None, nodes, ranks), options)
 
 
-def _deepspeed(launcher: Launcher, script: ShellScript, files: FileSet) -> Size:
+def _deepspeed(launcher: Launcher, _script: ShellScript, files: FileSet) -> Size:
     """deepspeed/launcher/runner.py main, 0.19.8: a hostfile's first num_nodes hosts, num_gpus slots of each."""
     options = launcher.options
     if options.has("--include", "-i", "--exclude", "-e"):
         return Size()
-    nodes = _number(options, script, "--num_nodes")
-    ranks = _number(options, script, "--num_gpus", "--num_accelerators")
+    nodes = _number(options, "--num_nodes")
+    ranks = _number(options, "--num_gpus", "--num_accelerators")
     if options.has("--hostfile", "-H"):
         hosts = files.of("hostfile")
         size = of_hosts(hosts[0]) if len(hosts) == 1 else Size()
@@ -150,22 +148,22 @@ def _deepspeed(launcher: Launcher, script: ShellScript, files: FileSet) -> Size:
     return _whole(Size(None, nodes if options.has("--num_nodes") else 1, ranks), options)
 
 
-def _accelerate(launcher: Launcher, script: ShellScript, files: FileSet) -> Size:
+def _accelerate(launcher: Launcher, _script: ShellScript, files: FileSet) -> Size:
     """accelerate/commands/launch.py 1.14: options go before the file's keys."""
     options = launcher.options
     configs = files.of("accelerate")
     size = _of_accelerate(configs[0]) if len(configs) == 1 and options.has("--config_file") else Size()
-    world = _number(options, script, "--num_processes") if options.has("--num_processes") else size.world
-    nodes = _number(options, script, "--num_machines") if options.has("--num_machines") else size.nodes
+    world = _number(options, "--num_processes") if options.has("--num_processes") else size.world
+    nodes = _number(options, "--num_machines") if options.has("--num_machines") else size.nodes
     return _whole(Size(world, nodes or 1), options)
 
 
-def _srun(launcher: Launcher, script: ShellScript, files: FileSet) -> Size:
+def _srun(launcher: Launcher, script: ShellScript, _files: FileSet) -> Size:
     """srun takes what its options leave open from the job's directives."""
 
     def number(*names: str) -> int | None:
         if launcher.options.has(*names):
-            return _number(launcher.options, script, *names)
+            return _number(launcher.options, *names)
         directive = script.directive(*names)
         return _whole_number(directive.value) if directive else None
 
@@ -174,9 +172,9 @@ def _srun(launcher: Launcher, script: ShellScript, files: FileSet) -> Size:
     return _whole(Size(tasks, nodes, per_node), launcher.options)
 
 
-def _mpirun(launcher: Launcher, script: ShellScript, files: FileSet) -> Size:
+def _mpirun(launcher: Launcher, _script: ShellScript, _files: FileSet) -> Size:
     options = launcher.options
-    return _whole(Size(_number(options, script, "-np", "-n", "--np", "-c")), options)
+    return _whole(Size(_number(options, "-np", "-n", "--np", "-c")), options)
 
 
 _READERS: dict[str, Callable[[Launcher, ShellScript, FileSet], Size]] = {
@@ -198,16 +196,9 @@ def _whole(size: Size, options: Arguments) -> Size:
     return size if options.complete else Size()
 
 
-def _number(options: Arguments, script: ShellScript, *names: str) -> int | None:
-    """The option's whole number; what SLURM fills in comes from the directives."""
-    value = options.value(*names) or ""
-    filled = _FILLED_BY_SLURM.get(value.strip("${}\"'"))
-    if filled == "nodes":
-        directive = script.directive("--nodes", "-N")
-        return _whole_number(directive.value) if directive else None
-    if filled == "ranks":
-        return gpus_per_node(script)
-    return _whole_number(value)
+def _number(options: Arguments, *names: str) -> int | None:
+    """The option's whole number."""
+    return _whole_number(options.value(*names) or "")
 
 
 def gpus_per_node(script: ShellScript) -> int | None:
@@ -215,8 +206,7 @@ def gpus_per_node(script: ShellScript) -> int | None:
     if any(each.component for each in script.directives):
         return None
     directive = script.directive("--gpus-per-node", "--gres")
-    match = _GPUS.fullmatch(directive.value) if directive else None
-    return _positive(int(match[1])) if match else None
+    return slurm.gpus(directive.value) if directive else None
 
 
 def _whole_number(text: str) -> int | None:
@@ -250,10 +240,27 @@ def _reads_as_huggingface(files: FileSet) -> bool | None:
     if files.of("hf_arguments", "accelerate"):
         return True
     launches = [launch for _, launch in files.launches()]
-    seen = any(launch.launcher("accelerate") or launch.arguments.has(_TRAINER_FLAG) for launch in launches)
-    if seen:
+    if any(launch.launcher("accelerate") for launch in launches):
+        return True
+    if any(launch.arguments.has(_TRAINER_FLAG) and not reads_json_itself(files, launch) for launch in launches):
+        return True
+    if _handed_to_trainer(files):
         return True
     return False if _reads_by_itself(files) else None
+
+
+def _handed_to_trainer(files: FileSet) -> bool:
+    """Whether a script hands DeepSpeed's configuration to the Trainer, and none calls DeepSpeed itself."""
+    found = list(scripts(files))
+    handed = (
+        script.bound(call.keyword("deepspeed"))
+        for script in found for call in script.calls if call.method in _TRAINER_CLASSES
+    )  # fmt: skip
+    given = any(node is not None and not (isinstance(node, ast.Constant) and not node.value) for node in handed)
+    return given and not any(script.deepspeed for script in found)
+
+
+_TRAINER_CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
 
 
 def _reads_by_itself(files: FileSet) -> bool:

@@ -68,11 +68,20 @@ def _by_environment(script: Script) -> Call | None:
     """The call that meets by the environment, where the file shows how."""
     for call in script.called(_INIT):
         given = call.argument("init_method", 1)
-        told = given is None or script.constant(given) == "env://"
+        told = given is None or script.constant(given) == "env://" or _is_default(script, given)
         others = (call.keyword(name) for name in ("store", "rank", "world_size"))
         if told and not call.unpacks and all(each is None for each in others):
             return call
     return None
+
+
+def _is_default(script: Script, given: ast.expr) -> bool:
+    """Whether it is an argument of the command line that is env:// where nobody gives it."""
+    return isinstance(given, ast.Attribute) and any(
+        str(script.constant(call.node.args[0])).lstrip("-").replace("-", "_") == given.attr
+        and script.constant(call.keyword("default")) == "env://"
+        for call in script.methods("add_argument") if call.node.args
+    )  # fmt: skip
 
 
 @rule(

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from dslaunch.engines.deepspeed_keys import release
 from dslaunch.errors import listed, nearest
+from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.launcher import EXCLUDE, GPUS, HOSTFILE, INCLUDE, NODES, Launch, launches, slots_of
-from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.registry import Hit, Severity, rule
+from dslaunch.rules.scripts_launched import started
 from dslaunch.rules.settings import Settings
 
 _RUNNER = "deepspeedai/DeepSpeed:deepspeed/launcher/runner.py 0.19.8, run"
@@ -218,7 +220,9 @@ def environment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
         outer = command.launchers[0]
         if programs == ["python"] and not any(found.name == "RANK" for found in command.environment):
             message = "no launcher sets RANK and the like: DeepSpeed looks for mpi4py (ModuleNotFoundError)."
-            yield Hit(file.name, outer.at, message, "Start it with deepspeed or torchrun.")
+            severity: Severity = "error" if _starts_deepspeed(files, command) else "info"
+            reads = "" if severity == "error" else " A script that only reads the file needs none."
+            yield Hit(file.name, outer.at, message, f"Start it with deepspeed or torchrun.{reads}", severity)
         elif programs[-1] == "accelerate" and not configured:
             given = command.launchers[-1].options
             if not given.has(
@@ -231,6 +235,19 @@ def environment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                 fix = "Add --use_deepspeed, or --config_file with distributed_type DEEPSPEED."
                 effect = "one process, no RANK, and DeepSpeed looks for mpi4py (ModuleNotFoundError)"
                 yield Hit(file.name, outer.at, f"{message}: {effect}.", fix)
+
+
+def _starts_deepspeed(files: FileSet, command: CommandLine) -> bool:
+    """Whether a script with DeepSpeed's options, or the Trainer's, is started, or one that is seen to use them."""
+    given = command.arguments
+    script = started(files, command)
+    if script is not None and (script.deepspeed or script.by_framework):
+        return True
+    trainers = given.has("--output_dir", "--output-dir") and any(given.has(f"--{name}") for name in _TRAINERS)
+    return given.has("--deepspeed_config") or given.value("--deepspeed") is None or trainers
+
+
+_TRAINERS = ("per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps", "do_train")
 
 
 @rule(

@@ -72,7 +72,8 @@ def rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 
 def _before(file: File, command: CommandLine) -> Iterator[Assignment]:
     yield from command.environment
-    yield from (found for found in file.assignments if found.at < command.at)
+    others = {found.at for each in file.value.commands for found in each.environment}
+    yield from (found for found in file.assignments if found.at < command.at and found.at not in others)
 
 
 @rule(

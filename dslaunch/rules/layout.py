@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import prod
 
@@ -11,10 +12,12 @@ from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
 from dslaunch.render.environment import is_reserved
 from dslaunch.rules.megatron_run import Run
-from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.settings import Settings
 
 _EVIDENCE = "deepspeedai/DeepSpeed:deepspeed/launcher/runner.py _parse_hostfile 0.19.8, run"
+_GAP = re.compile(r"[xX]+(?:\.[xX]+)+|<.*>")
+"""What stands where an address is to be filled in."""
 _GRID = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 
 
@@ -35,7 +38,8 @@ def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             at = Position(line.line, 1)
             if not line.host:
                 message = f"{line.text[:60]!r} isn't `HOST slots=N`; the deepspeed launcher raises ValueError."
-                yield Hit(file.name, at, message, "Write `HOST slots=GPUS`, with no spaces around =.")
+                severity: Severity | None = None if _is_for_deepspeed(file, files) else "info"
+                yield Hit(file.name, at, message, "Write `HOST slots=GPUS`, with no spaces around =.", severity)
             elif not is_host(line.host):
                 message = f"{line.host[:60]!r} is no host name; it would reach pdsh and ssh as it stands."
                 yield Hit(file.name, at, message, f"{HOST_FIX}.", raised_by="nobody")
@@ -49,12 +53,20 @@ def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
                 yield Hit(file.name, at, message, fix, severity="wrong", raised_by="nobody")
 
 
+def _is_for_deepspeed(file: File, files: FileSet) -> bool:
+    """Whether DeepSpeed's launcher is to read it: a name alone on each line is what others read."""
+    names_alone = all(len(line.text.split()) == 1 for line in file.value)
+    return not names_alone or any(command.launcher("deepspeed") for _, command in files.launches())
+
+
 @rule("hostfile.duplicate", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
 def duplicate(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A host that stands twice."""
     for file in files.of("hostfile"):
         first: dict[str, int] = {}
         for line in file.value:
+            if _GAP.fullmatch(line.host):
+                continue
             if line.host in first:
                 message = f"{line.host} stands in line {first[line.host]} already; the launcher raises ValueError."
                 fix = "Keep one line for the host, with all its slots."

@@ -102,8 +102,15 @@ def _pairs(files: FileSet, settings: Settings) -> Iterator[tuple[Run, File]]:
         found = [file for file in files.of("deepspeed_json") if isinstance(file.value, dict)]
         if is_told(name):
             found = [file for file in found if file.name.rpartition("/")[2] == name or _written_as(file, name)]
+        own = _holds_one(run.file)
+        found = [file for file in found if not (own and file.inside and file.name != run.file.name)]
         if name and len(found) == 1 and run.arguments.has("--deepspeed"):
             yield run, found[0]
+
+
+def _holds_one(file: File) -> bool:
+    """Whether a script holds a JSON of its own, so that one in another script isn't its."""
+    return "<<" in file.text and '"train_micro_batch_size_per_gpu"' in file.text
 
 
 def _written_as(file: File, name: str) -> bool:

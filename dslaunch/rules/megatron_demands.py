@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
+from dslaunch.rules.megatron_forks import of_fork
 from dslaunch.rules.megatron_run import Run, of_versions, stock_runs, where_told
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
@@ -62,7 +63,7 @@ def demands(
 
     def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
         for run in stock_runs(files, settings):
-            yield from of_versions(run, find)
+            yield from of_fork(run, of_versions(run, find))
 
     check.__doc__ = summary
     rule(rule_id, severity="error", raised_by="megatron", evidence=evidence, framework="megatron")(check)

@@ -151,6 +151,6 @@ def expert_sequence_parallel(_plan: Plan | None, files: FileSet, settings: Setti
 
 
 def _uncut_experts(run: Run) -> Iterator[Hit]:
-    if run.experts and run.tp > 1 and not run.on("--sequence-parallel"):
+    if run.trains and run.experts and run.tp > 1 and not run.on("--sequence-parallel"):
         message = "experts and tensor parallelism without --sequence-parallel; the first step raises."
         yield run.hit("--num-experts", message, "Add --sequence-parallel.")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from itertools import islice, takewhile
+from dataclasses import replace
+from itertools import takewhile
 
 from dslaunch.engines.megatron_catalogue import (
     Argument,
     Catalogue,
-    megatron_catalogue,
-    megatron_deepspeed_catalogue,
     megatron_versions,
 )
 from dslaunch.errors import listed, nearest
@@ -19,6 +17,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import Flag, is_told
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_demands import ARGUMENTS, RUN
+from dslaunch.rules.megatron_forks import FORK, OF_PROGRAMS, STOCK, catalogue_of, foreign, of_fork
 from dslaunch.rules.megatron_run import Run, runs, stock_runs, where_told
 from dslaunch.rules.registry import Edit, Hit, rule
 from dslaunch.rules.settings import Settings
@@ -26,28 +25,9 @@ from dslaunch.rules.settings import Settings
 _PARSER = (
     f"NVIDIA/Megatron-LM:megatron/training/arguments.py parse_args at {RUN}; deepspeedai/Megatron-DeepSpeed"
 )
-_STOCK = frozenset({
-    "pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py", "pretrain_mamba.py", "pretrain_hybrid.py",
-    "pretrain_retro.py", "pretrain_ict.py", "pretrain_vision_classify.py", "",
-})  # fmt: skip
-"""Megatron's own programs, whose parser takes nothing but the catalogue; an argument file is for one of them."""
-_OF_PROGRAMS = frozenset({
-    "--local_rank", "--local-rank",
-    "--encoder-tp", "--encoder-dp", "--llm-offset", "--llm-tp", "--llm-cp", "--llm-pp", "--llm-dp", "--llm-ep",
-    "--freeze-vit", "--freeze-projection", "--freeze-lm", "--image-seq-length",
-})  # fmt: skip
-"""What launchers add, and what examples/mimo adds to the parser (NVIDIA/Megatron-LM core_v0.19.0:
-examples/mimo/training/args.py)."""
 _REDIRECTION = re.compile(r"\d*>|&|\||<$")
 """A command kept as text in a variable may end with one; `<some folder>` is a value to be filled in."""
 _TYPES: Mapping[str, type] = {"int": int, "float": float}
-
-
-def catalogue_of(run: Run) -> Catalogue:
-    """The arguments of the run's framework and version; the newest where the version isn't known."""
-    if run.is_deepspeed:
-        return megatron_deepspeed_catalogue()
-    return megatron_catalogue(run.version if run.version in megatron_versions() else megatron_versions()[-1])
 
 
 @rule("megatron.unknown-flag", severity="error", raised_by="megatron", evidence=_PARSER, framework="megatron")
@@ -55,48 +35,24 @@ def unknown(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     """A flag that this Megatron's parser doesn't have: it prints its usage and exits."""
     for run in runs(files, settings):
         catalogue = catalogue_of(run)
-        stock, foreign = run.program in _STOCK, _foreign(run, catalogue)
-        if len(foreign) >= _FORK and stock:
-            names = listed(sorted({flag.name for flag in foreign}), limit=6)
+        stock, alien = run.program in STOCK, foreign(run, catalogue)
+        if len(alien) >= FORK and stock:
+            names = listed(sorted({flag.name for flag in alien}), limit=6)
             message = f"{_known(catalogue)} has no {names}: it exits, unless this is a fork or an older version."
             fix = "Check what the fork's own parser takes; its values were not checked here."
-            yield run.hit_at(foreign[0], message, fix, severity="info")
+            yield run.hit_at(alien[0], message, fix, severity="info")
         for flag in run.arguments.flags:
-            known = flag.name in catalogue.arguments or flag.name in _OF_PROGRAMS or not is_told(flag.name)
-            if known or (len(foreign) >= _FORK and flag in foreign):
+            known = flag.name in catalogue.arguments or flag.name in OF_PROGRAMS or not is_told(flag.name)
+            if known or (len(alien) >= FORK and flag in alien):
                 continue
             if message := _unknown(run, flag, catalogue, stock):
                 near = nearest(flag.name, catalogue.arguments)
-                own = flag in foreign and not run.version
+                own = flag in alien and not run.version
                 message += " A fork, or an older version, may have it." if own else ""
                 yield run.hit_at(
                     flag, message, f"Take it out.{near}", severity="info" if own else None,
                     edit=_spelling(flag, near, catalogue),
                 )  # fmt: skip
-
-
-_FORK = 3
-"""Flags of no version, and no slips of the pen, from which a script is taken to be for a fork of its own."""
-_LOOKED_AT = 50
-_SLIP = 0.85
-"""How near (difflib) a flag is to one that there is where it is misspelt: one letter in ten."""
-
-
-def _foreign(run: Run, catalogue: Catalogue) -> list[Flag]:
-    """The flags, each once, of no version and no slips of the pen either, among the first `_LOOKED_AT` unknown."""
-    names = {flag.name: flag for flag in run.arguments.flags if is_told(flag.name)}
-    known = catalogue.arguments.keys() | catalogue.elsewhere.keys() | _OF_PROGRAMS
-    unknown = islice((flag for name, flag in names.items() if name not in known), _LOOKED_AT)
-    return [flag for flag in unknown if not _is_slip(flag.name, catalogue)]
-
-
-def _is_slip(name: str, catalogue: Catalogue) -> bool:
-    """Whether a flag of as many words is near."""
-    near = get_close_matches(name, catalogue.arguments, n=3, cutoff=_SLIP)
-    return any(len(_WORDS.findall(each)) == len(_WORDS.findall(name)) for each in near)
-
-
-_WORDS = re.compile(r"[^-_]+")
 
 
 def _known(catalogue: Catalogue) -> str:
@@ -130,14 +86,19 @@ def value(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hi
     """A value of the wrong type, outside the choices, too many, or none."""
     for run in runs(files, settings):
         catalogue = catalogue_of(run)
-        if len(_foreign(run, catalogue)) >= _FORK:
+        if len(foreign(run, catalogue)) >= FORK:
             continue
         for flag in run.arguments.flags:
             argument = catalogue.arguments.get(flag.name)
             versions = (argument,) if run.version else catalogue.elsewhere.get(flag.name, ())
             faults = [_fault(flag, each) for each in versions if each]
             if faults and all(faults):
-                yield run.hit_at(flag, f"{flag.name}: {faults[-1]}; the parser exits.", "Correct the value.")
+                found = run.hit_at(flag, f"{flag.name}: {faults[-1]}; the parser exits.", "Correct the value.")
+                own = run.program not in STOCK and not run.program.startswith("pretrain") and _CHOSEN in faults[-1]
+                yield replace(found, severity="info") if own else found  # it may add choices of its own
+
+
+_CHOSEN = " is none of "
 
 
 def _fault(flag: Flag, argument: Argument) -> str:
@@ -157,7 +118,7 @@ def _fault(flag: Flag, argument: Argument) -> str:
 
 def _is_gap(values: Sequence[str]) -> bool:
     """Whether these are the words of `<what the reader is to fill in>`."""
-    return any(value.startswith("<") or value.endswith(">") for value in values)
+    return any(value.startswith("<") or value.endswith(">") or value.lower() == "your" for value in values)
 
 
 def _value_fault(text: str, argument: Argument) -> str:
@@ -172,7 +133,7 @@ def _value_fault(text: str, argument: Argument) -> str:
     choices = {str(choice) for choice in argument.choices}
     typed = argument.type in ("", "str", "int")
     return (
-        f"{text!r} is none of {listed(sorted(choices))}" if choices and typed and text not in choices else ""
+        f"{text!r}{_CHOSEN}{listed(sorted(choices))}" if choices and typed and text not in choices else ""
     )
 
 
@@ -205,12 +166,10 @@ _REQUIRED = (
 def missing(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A flag that Megatron can't do without isn't on its command line."""
     for run in runs(files, settings):
-        if run.program and run.program in _STOCK and run.whole and not run.on("--use-legacy-models"):
-            for names in _REQUIRED:
-                if not run.on(*names):
-                    yield run.hit(
-                        (), f"{names[0]} isn't given; Megatron stops at start-up.", f"Add {names[0]}."
-                    )
+        if run.program and run.program in STOCK and run.whole and not run.on("--use-legacy-models"):
+            absent = (names[0] for names in _REQUIRED if not run.on(*names))
+            stops = "isn't given; Megatron stops at start-up."
+            yield from of_fork(run, (run.hit((), f"{name} {stops}", f"Add {name}.") for name in absent))
 
 
 _TOKENIZERS: Mapping[str, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,10 @@ _ELSEWHERE = (
 """Flags that let a checkpoint, a file or a pattern decide what other flags say."""
 
 
+_WITHOUT_TRAINING = re.compile(r"inference|text_generation|generate|convert|export|evaluate|validate|serve")
+"""Names of Megatron's programs that only run a model, or change its files."""
+
+
 @cache
 def _of_deepspeed() -> frozenset[str]:
     """Flags that only Megatron-DeepSpeed has."""
@@ -40,7 +45,7 @@ def _of_deepspeed() -> frozenset[str]:
 
 
 @cache
-def _switches() -> frozenset[str]:
+def switches() -> frozenset[str]:
     """Flags that take no value in any version."""
     every = [*megatron_deepspeed_catalogue().arguments.values()]
     every += chain.from_iterable(megatron_catalogue(megatron_versions()[-1]).elsewhere.values())
@@ -91,10 +96,15 @@ class Run:
             if all(any(each.holds_for(version) for each in span) for span in spans)
         )  # fmt: skip
 
+    @property
+    def trains(self) -> bool:
+        """Whether the program trains, as far as its name tells: no server, test or export of a model."""
+        return not _WITHOUT_TRAINING.search(self.program) and not self.arguments.has("--skip-train")
+
     @cached_property
     def whole(self) -> bool:
         """Whether a flag that isn't here isn't given."""
-        after = (flag for flag in self.arguments.flags if flag.name in _switches())
+        after = (flag for flag in self.arguments.flags if flag.name in switches())
         hidden = any(not is_told(value) for flag in after for value in flag.values)  # --bf16 $MORE
         return self.arguments.complete and not hidden and not self.arguments.has(*_ELSEWHERE)
 
@@ -193,6 +203,11 @@ class Run:
     def cp(self) -> int:
         """Context-parallel size."""
         return self._degree("--context-parallel-size")
+
+    @property
+    def ulysses(self) -> int:
+        """Ranks that share a sequence, of Megatron-DeepSpeed."""
+        return self._degree("--ds-sequence-parallel-size") if self.is_deepspeed else 1
 
     @property
     def ep(self) -> int:

@@ -9,6 +9,7 @@ from math import prod
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron_demands import ARGUMENTS, CONFIG, RUN
+from dslaunch.rules.megatron_forks import of_fork
 from dslaunch.rules.megatron_run import Run, of_versions, runs, stock_runs, where_told
 from dslaunch.rules.registry import Check, Hit, RaisedBy, rule
 from dslaunch.rules.settings import Settings
@@ -39,7 +40,7 @@ def sizes(
 
     def check(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
         for run in runs(files, settings) if deepspeed else stock_runs(files, settings):
-            yield from find(run) if run.is_deepspeed else of_versions(run, find)
+            yield from find(run) if run.is_deepspeed else of_fork(run, of_versions(run, find))
 
     check.__doc__ = summary
     return rule(
@@ -162,7 +163,7 @@ def _batch(run: Run) -> Iterator[Fault]:
         own = run.on("--eval-global-batch-size", "--eval-micro-batch-size", "--step-batch-size-schedule")
         if own or not run.between("0.18.0", ""):
             return
-    ranks = run.tp * run.pp * run.cp
+    ranks = run.tp * run.pp * run.cp * run.ulysses
     if micro < 1 or whole < 1 or run.world % ranks:
         return
     replicas = run.world // ranks
@@ -190,7 +191,7 @@ def _rampup(run: Run) -> Iterator[Fault]:
 
 def _each_batch(run: Run, start: int, increment: int) -> Iterator[Fault]:
     """Every batch of the ramp-up is made of whole micro batches, the first and each increment."""
-    ranks = run.tp * run.pp * run.cp
+    ranks = run.tp * run.pp * run.cp * run.ulysses
     if run.on("--decrease-batch-size-if-needed") or run.world % ranks or run.size(_MICRO) < 1:
         return
     each = run.size(_MICRO) * (run.world // ranks)

@@ -67,6 +67,11 @@ _ATTENTION = (
         and not r.on("--hierarchical-context-parallel-sizes"),
         "--cp-comm-type a2a+p2p without --hierarchical-context-parallel-sizes", "Give the sizes.",
     ),
+    Demand(
+        "--attention-backend",
+        lambda r: r.text("--attention-backend", "auto") == "local" and r.texts("--spec")[:1] != ("local",),
+        "--attention-backend local without --spec local", "Add --spec local, or use another backend.",
+    ),
 )  # fmt: skip
 demands("megatron.attention", "Attention and positions that exclude each other.", _ATTENTION)
 

@@ -7,9 +7,11 @@ page in pages/ID.md, and on its cases in tests/cases/ID.yaml.
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path as DiskPath
 from typing import Literal
 
 from dslaunch.engines.deepspeed_keys import release
@@ -41,27 +43,6 @@ RaisedBy = Literal[
     "megatron", "sbatch", "srun", "torchrun", "torch", "python", "nobody",
 ]  # fmt: skip
 """What first says that something is wrong; `nobody`: it runs, or only dslaunch looks."""
-
-_MODULES = (
-    "accelerate", "accelerate_config", "accelerate_launch", "accelerate_sections", "accelerate_starts", "advice",
-    "auto", "batch", "buckets", "checkpoints", "commands_torchrun", "components", "deepspeed_env", "elasticity",
-    "environment",
-    "hostfiles", "huggingface", "huggingface_arguments", "huggingface_matching", "huggingface_models",
-    "huggingface_schedule", "inputs",
-    "keys",
-    "launcher", "launcher_meeting", "launcher_options", "launcher_ranks", "layout", "megatron_deepspeed",
-    "megatron_deepspeed_arguments",
-    "megatron_checkpoints", "megatron_environment", "megatron_experts", "megatron_flags", "megatron_parallel",
-    "megatron_precision", "megatron_schedule", "megatron_sizes", "megatron_stages", "megatron_training",
-    "models", "numerics", "observing", "offloading", "optimizer", "optimizer_params", "parallel", "planning",
-    "precision", "schedule_params", "scheduler", "schedules", "scripts_config", "scripts_deepspeed",
-    "scripts_dicts", "scripts_experts", "scripts_initialize", "scripts_leaves", "scripts_pipeline",
-    "scripts_loaders", "scripts_scaling", "scripts_steps", "scripts_torch",
-    "scripts_trainer", "scripts_ulysses", "scripts_uneven", "scripts_wrapping", "secrets", "shell_words",
-    "slurm_directives", "slurm_shell", "slurm_steps", "slurm_words", "staged", "training_data", "zero",
-    "zero_options",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Edit:
@@ -161,9 +142,9 @@ def rule(
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Every rule by id, in order of the ids."""
-    for module in _MODULES:
-        importlib.import_module(f"dslaunch.rules.{module}")
+    """Every rule by id, in order of the ids: those of all modules beside this one."""
+    for module in pkgutil.iter_modules([str(DiskPath(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{module.name}")
     return dict(sorted(_RULES.items()))
 
 

@@ -24,6 +24,7 @@ class _Binding:
     value: ast.expr
     block: _Block
     at: _Place
+    """Where it ends: what stands in it still sees the value before."""
 
 
 def possible(script: Script, node: ast.expr, around: Sequence[ast.AST]) -> list[ast.expr]:
@@ -83,7 +84,7 @@ def _bindings(body: list[ast.stmt], name: str, around: _Block) -> Iterator[_Bind
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             if any(isinstance(each, ast.Name) and each.id == name for each in targets):
-                yield _Binding(statement.value, here, _begin(statement))
+                yield _Binding(statement.value, here, _end(statement))
         if not isinstance(statement, _Function | ast.ClassDef):
             for inner in _blocks(statement):
                 yield from _bindings(inner, name, here)

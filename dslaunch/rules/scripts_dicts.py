@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from dslaunch.errors import listed
-from dslaunch.files import envfile, hostfile, relaxed_json
 from dslaunch.files.fileset import File, FileSet
-from dslaunch.files.kinds import json_kind, text_kind
 from dslaunch.files.position import Position, dotted
-from dslaunch.files.script import Heredoc, ShellScript
 from dslaunch.planfile import Plan
+from dslaunch.rules.compose import in_services
+from dslaunch.rules.heredocs import in_heredocs
 from dslaunch.rules.literals import Written, fillings, is_read, written
+from dslaunch.rules.manifests import in_manifests
 from dslaunch.rules.registry import Hit, Rule, rule
 from dslaunch.rules.scripts_bindings import possible
 from dslaunch.rules.scripts_tree import Call, Script, scripts
@@ -30,12 +27,6 @@ _MOST = 20
 """Configurations of one script that are read; DeepSpeed's own tests have up to eight in a file."""
 _MOST_CALLS = 20_000
 """Calls that are gone through for all of them together: each configuration asks every rule anew."""
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_MEANT = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
-"""Of these a text that is meant to be a DeepSpeed JSON has one."""
-_UNTOLD = re.compile(r"[$`]")
-_TARGET = re.compile(r">>?\s*([^\s<>|&;]+)")
-"""Where a command's output goes."""
 _MOST_HITS = 200
 """Of one rule on one configuration."""
 
@@ -64,11 +55,17 @@ def held(files: FileSet) -> Iterator[Held]:
         yield from _held(script)
 
 
-@lru_cache(maxsize=64)
 def _held(script: Script) -> tuple[Held, ...]:
-    found = (one for call in script.calls for one in _of_call(script, call))
-    most = min(_MOST, max(1, _MOST_CALLS // max(1, len(script.calls))))
-    return tuple(islice({(one.at, one.huggingface): one for one in found}.values(), most))
+    """Found once for all rules, and kept with the script."""
+    kept = vars(script)
+    if _KEPT not in kept:
+        found = (one for call in script.calls for one in _of_call(script, call))
+        most = min(_MOST, max(1, _MOST_CALLS // max(1, len(script.calls))))
+        kept[_KEPT] = tuple(islice({(one.at, one.huggingface): one for one in found}.values(), most))
+    return cast(tuple[Held, ...], kept[_KEPT])
+
+
+_KEPT = "configurations held"
 
 
 def _of_call(script: Script, call: Call) -> Iterator[Held]:
@@ -119,9 +116,9 @@ def hits_in_scripts(
     Of what isn't written out several fillings are tried, and what isn't said of each of them isn't said at all.
     """
     others = tuple(file for file in files.files if file.kind != "deepspeed_json")
-    for written_out in _in_heredocs(files):
-        beside = others if written_out.kind == "deepspeed_json" else files.files
-        found = _hits(asked, FileSet((written_out, *beside)), settings)
+    for inner in chain(in_heredocs(files), in_manifests(files), in_services(files)):
+        found = _hits(asked, inner.beside(files), inner.known(settings))
+        found = ((by, moved) for by, hit in found if (moved := inner.moved(hit)))
         said_here = {(by.id, hit): (by, hit) for by, hit in found if (by.id, hit) not in before}
         before.update(said_here)
         yield from said_here.values()
@@ -142,61 +139,6 @@ def hits_in_scripts(
             said = {found: each for found, each in said.items() if found in again}
         before.update(said)
         yield from said.values()
-
-
-def _in_heredocs(files: FileSet) -> Iterator[File]:
-    """The DeepSpeed JSONs, the hostfile and .deepspeed_env that shell scripts write, where every word is told."""
-    hostfiles = list(files.of("hostfile"))
-    for file, script in files.scripts():
-        bodies = [command.heredoc for command in script.commands if command.heredoc is not None]
-        for body in islice((each for each in bodies if each.text.lstrip().startswith("{")), _MOST):
-            text = _filled(body, script) if body.expands else body.text
-            try:
-                document = relaxed_json.parse("\n" * (body.at.line - 1) + text)
-            except relaxed_json.JsonSyntaxError as error:
-                if any(f'"{key}"' in text for key in _MEANT) and not (body.expands and _UNTOLD.search(text)):
-                    yield File(file.name, "deepspeed_json", file.text, problems=(error.problem,), inside=True)
-                continue
-            told = not (body.expands and _UNTOLD.search(text))
-            if told and json_kind("", document.value) == "deepspeed_json":
-                positions = MappingProxyType({(): body.at, **document.positions})
-                yield File(file.name, "deepspeed_json", file.text, document.value, positions, inside=True)
-        lists = [found for body in bodies if (found := _launchers_own(file, script, body)) is not None]
-        hostfiles += (each for each in lists if each.kind == "hostfile")
-        yield from (each for each in lists if each.kind == "deepspeed_env")
-    if len(hostfiles) == 1 and hostfiles[0].inside:
-        yield hostfiles[0]  # which of several a launch line names isn't told
-
-
-def _launchers_own(file: File, script: ShellScript, body: Heredoc) -> File | None:
-    """A hostfile or .deepspeed_env of DeepSpeed's launcher that a script with its launch line writes."""
-    lines = file.text.splitlines()
-    target = _TARGET.search(lines[body.at.line - 2]) if 1 < body.at.line <= len(lines) + 1 else None
-    name = target[1].rpartition("/")[2].strip("\"'") if target else ""
-    text = _filled(body, script) if body.expands else body.text
-    if not name or (body.expands and _UNTOLD.search(text)):
-        return None
-    if not any(command.launcher("deepspeed") for command in script.launches):
-        return None
-    kind = text_kind(name, text)
-    if kind == "hostfile":
-        hosts = (replace(each, line=each.line + body.at.line - 1) for each in hostfile.parse(text))
-        return File(file.name, kind, file.text, tuple(hosts), inside=True)
-    if kind == "deepspeed_env":
-        entries = (
-            replace(each, at=Position(each.at.line + body.at.line - 1, each.at.column))
-            for each in envfile.parse(text)
-        )
-        return File(file.name, kind, file.text, tuple(entries), inside=True)
-    return None
-
-
-def _filled(body: Heredoc, script: ShellScript) -> str:
-    """The text with the variables in it that the script sets once, or to one value outside of conditions."""
-    times = Counter(each.name for each in script.assignments)
-    values = {each.name: each.value for each in script.assignments if each.literal and times[each.name] == 1}
-    values |= script.settled
-    return _VARIABLE.sub(lambda found: values.get(found[1] or found[2], found[0]), body.text)
 
 
 def _hits(asked: Iterable[Rule], files: FileSet, settings: Settings) -> Iterator[tuple[Rule, Hit]]:

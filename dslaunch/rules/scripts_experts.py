@@ -9,6 +9,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import ZERO, one_config
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts_defaults import value_of
 from dslaunch.rules.scripts_tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -31,8 +32,8 @@ def _layers(files: FileSet) -> Iterator[tuple[Script, Call]]:
 def experts(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Experts, or ranks, that an expert-parallel size doesn't divide."""
     for script, call in _layers(files):
-        count = script.constant(call.argument("num_experts", 2))
-        size = script.constant(call.argument("ep_size", 3))
+        count = value_of(files, script, call.argument("num_experts", 2), call.around)
+        size = value_of(files, script, call.argument("ep_size", 3), call.around)
         if type(size) is not int or size < 1:
             continue
         if type(count) is int and count % size:

@@ -11,7 +11,10 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import Script, is_none, scripts
+from dslaunch.rules.scripts_bindings import possible
+from dslaunch.rules.scripts_defaults import value_of
+from dslaunch.rules.scripts_launched import launched
+from dslaunch.rules.scripts_tree import Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
 _TP = "tensor_parallel"
@@ -182,15 +185,46 @@ def client_optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> I
         return
     for script in scripts(files):
         for call in script.deepspeed:
-            made = script.bound(call.argument("optimizer", 2))
-            name = script.name(made.func) if isinstance(made, ast.Call) else ""
-            if name.startswith("torch.optim.") and "lr_scheduler" not in name:
+            names = _optimizers(script, call)
+            name = next(iter(names), "")
+            if names and all(each.startswith(_NOT_OF_CPU) and "lr_scheduler" not in each for each in names):
                 message = f"{name} with offload_optimizer: ZeRORuntimeException, it would step slowly on the CPU."
                 fix = (
                     "Make deepspeed.ops.adam.DeepSpeedCPUAdam, or name the optimizer in the JSON; "
                     '"zero_force_ds_cpu_optimizer": false takes it as it is.'
                 )
                 yield script.hit(call, message, fix)
+
+
+_NOT_OF_CPU = (
+    "torch.optim.", "bitsandbytes.optim.", "apex.optimizers.", "transformers.", "deepspeed.ops.adam.Fused",
+)  # fmt: skip
+
+
+def _optimizers(script: Script, call: Call) -> list[str]:
+    """What the optimizer that deepspeed.initialize gets is made by; empty where that isn't told."""
+    given = call.argument("optimizer", 2)
+    made = possible(script, given, call.around) if given is not None else []
+    names = [script.name(each.func) if isinstance(each, ast.Call) else "" for each in made]
+    return names if all("." in each for each in names) else []
+
+
+@rule(
+    "script.optimizer-twice", severity="wrong", raised_by="nobody",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _configure_optimizer 0.19.8, run",
+)  # fmt: skip
+def optimizer_twice(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """An optimizer that the script passes, beside an optimizer section that DeepSpeed then doesn't read."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and config.optimizer else ():
+        for call in script.deepspeed if len(script.deepspeed) == 1 else ():
+            names = _optimizers(script, call)
+            if names and config is not None:
+                message = (
+                    f"{names[0]} is passed here, and the optimizer section of the DeepSpeed JSON, "
+                    f"{config.get('optimizer.type')}, isn't read: its rate and decay are those of the script."
+                )
+                yield script.hit(call, message, "Take out the section, or don't pass optimizer=.")
 
 
 @rule(
@@ -210,3 +244,24 @@ def autotp_data(plan: Plan | None, files: FileSet, settings: Settings) -> Iterat
                 )
                 fix = "Give num_replicas and rank of the data-parallel group."
                 yield script.hit(call, message, fix)
+
+
+@rule(
+    "script.local-rank-default", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _do_args_sanity_check 0.19.8, run",
+)  # fmt: skip
+def local_rank_default(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """args with a local_rank of 0 on every rank, because the launcher passes none: DeepSpeed compares them."""
+    for _, command, script in launched(files):
+        by_deepspeed = command.launcher("deepspeed") is not None or settings.ranks_per_node == 1
+        for call in script.deepspeed if not by_deepspeed else ():
+            args = call.argument("args", 0)
+            if not isinstance(args, ast.Name) or f"{args.id}.local_rank =" in script.python.text:
+                continue
+            value = value_of(files, script, ast.Attribute(args, "local_rank", ast.Load()))
+            if type(value) is int and value >= 0:
+                message = (
+                    f"{args.id}.local_rank is {value} on every rank, as nothing passes --local_rank: "
+                    "AssertionError, Mismatch in local rank setting, on all but one of a node."
+                )
+                yield script.hit(call, message, "Let --local_rank default to -1: LOCAL_RANK is read then.")

@@ -11,7 +11,8 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.model import model_in
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import Call, Script, function_of, scripts
+from dslaunch.rules.scripts_guards import function_of
+from dslaunch.rules.scripts_tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")

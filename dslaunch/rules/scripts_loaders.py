@@ -9,7 +9,9 @@ from dataclasses import replace
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import DDP, Call, Script, guards, is_none, scripts
+from dslaunch.rules.scripts_defaults import value_of
+from dslaunch.rules.scripts_guards import guards
+from dslaunch.rules.scripts_tree import DDP, Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
 _LOADER = "torch.utils.data.DataLoader"
@@ -24,7 +26,7 @@ def loader(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
         streams = _streams(script)
         for call in script.called(_LOADER):
             if not call.unpacks:
-                yield from _needs_workers(script, call)
+                yield from _needs_workers(files, script, call)
             data = script.bound(call.argument("dataset", 0))
             if not isinstance(data, ast.Call) or script.name(data.func) not in streams:
                 continue
@@ -47,14 +49,16 @@ def _streams(script: Script) -> set[str]:
     return {node.name for node in classes if any(script.name(base) == _STREAM for base in node.bases)}
 
 
-def _needs_workers(script: Script, call: Call) -> Iterator[Hit]:
+def _needs_workers(files: FileSet, script: Script, call: Call) -> Iterator[Hit]:
     """prefetch_factor and persistent_workers without processes that read."""
     workers = call.argument("num_workers", 5)
-    if workers is not None and script.constant(workers) != 0:
+    if workers is not None and value_of(files, script, workers, call.around) != 0:
         return
-    factor, stay = call.keyword("prefetch_factor"), script.constant(call.keyword("persistent_workers"))
-    ahead = type(script.constant(factor)) is int
-    name = "persistent_workers" if stay is True else "prefetch_factor" if ahead else ""
+    factor, stay = (
+        value_of(files, script, call.keyword(name), call.around)
+        for name in ("prefetch_factor", "persistent_workers")
+    )
+    name = "persistent_workers" if stay is True else "prefetch_factor" if type(factor) is int else ""
     if name:
         message = f"{name} without num_workers: ValueError."
         yield script.hit(call, message, f"Give num_workers from 1 on, or leave {name} out.")
@@ -124,3 +128,64 @@ def reentrant(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
                     "parameters: RuntimeError, Expected to mark a variable ready only once."
                 )
                 yield script.hit(call, message, "Write use_reentrant=False, or static_graph=True to DDP.")
+
+
+@rule(
+    "script.worker-cuda", severity="error", raised_by="torch",
+    evidence="pytorch/pytorch:torch/cuda/__init__.py _lazy_init 2.13; PyTorch 2.13 documentation: multiprocessing",
+)  # fmt: skip
+def worker_cuda(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A data set or collate_fn that makes tensors on the GPU, in processes that are forked to read."""
+    for script in scripts(files):
+        if "spawn" in script.python.text or "forkserver" in script.python.text:
+            continue
+        for call in script.called(_LOADER):
+            workers = value_of(files, script, call.argument("num_workers", 5), call.around)
+            if type(workers) is not int or workers < 1:
+                continue
+            for name, body in _run_by_workers(script, call):
+                calls = (each for each in ast.walk(body) if isinstance(each, ast.Call))
+                found = next((each for each in calls if _on_gpu(script, each)), None)
+                if found is not None:
+                    message = (
+                        f"{name} runs in {workers} forked processes, and the script uses the GPU before: "
+                        "RuntimeError, Cannot re-initialize CUDA in forked subprocess."
+                    )
+                    fix = "Make CPU tensors here, and move the batch in the loop: .to(device, non_blocking=True)."
+                    yield Hit(script.path, script.python.at(found), message, fix)
+
+
+def _run_by_workers(script: Script, call: Call) -> Iterator[tuple[str, ast.AST]]:
+    """The functions of the file that a loader's processes run."""
+    given = script.bound(call.argument("collate_fn", 7))
+    if isinstance(given, ast.Lambda):
+        yield "collate_fn", given
+    elif (name := script.name(call.argument("collate_fn", 7) or call.node)) in script.functions:
+        yield name, script.functions[name]
+    data = script.bound(call.argument("dataset", 0))
+    made = script.name(data.func) if isinstance(data, ast.Call) else ""
+    for node in ast.walk(script.python.tree):
+        if isinstance(node, ast.ClassDef) and node.name == made:
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name in ("__getitem__", "__getitems__", "__iter__"):
+                    yield f"{made}.{part.name}", part
+
+
+def _on_gpu(script: Script, node: ast.Call) -> bool:
+    """Whether a call makes or moves something on a GPU, as far as its words tell."""
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    if method == "cuda" and script.name(node.func) != "torch.cuda":
+        return True
+    places = [each.value for each in node.keywords if each.arg == "device"]
+    places += node.args[:1] if method == "to" else []
+    return any(_is_gpu(script, each) for each in places)
+
+
+def _is_gpu(script: Script, place: ast.expr) -> bool:
+    bound = script.bound(place)
+    made = bound.args[0] if isinstance(bound, ast.Call) and bound.args else bound
+    if isinstance(bound, ast.Call) and script.name(bound.func) != "torch.device":
+        return False
+    first = made.body if isinstance(made, ast.IfExp) else made
+    first = first.values[0] if isinstance(first, ast.JoinedStr) and first.values else first
+    return isinstance(first, ast.Constant) and str(first.value).startswith("cuda")

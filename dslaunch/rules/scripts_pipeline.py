@@ -9,6 +9,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts_defaults import value_of
 from dslaunch.rules.scripts_tree import Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
@@ -43,12 +44,14 @@ def pipeline_module(_plan: Plan | None, files: FileSet, settings: Settings) -> I
             if isinstance(method, str) and not _is_partition(method):
                 message = f"partition_method {method!r}: NotImplementedError."
                 yield script.hit(call, message, "Write uniform, parameters, or type:REGEX.")
-            stages, world = script.constant(call.argument("num_stages", 1)), settings.world_size
+            stages = value_of(files, script, call.argument("num_stages", 1), call.around)
+            world = settings.world_size
             if type(stages) is int and world is not None and stages > 0 and world % stages:
                 message = f"num_stages {stages} doesn't divide {world} ranks: RuntimeError."
                 yield script.hit(call, message, f"Use a number of stages that divides {world}.")
         for call in script.methods("PipeModelDataParallelTopology"):
-            sizes = [script.constant(call.argument(name, at)) for at, name in enumerate(_AXES)]
+            given = (call.argument(name, at) for at, name in enumerate(_AXES))
+            sizes = [value_of(files, script, each, call.around) for each in given]
             if settings.world_size is not None and all(type(size) is int for size in sizes):
                 product = sizes[0] * sizes[1] * sizes[2]
                 if product != settings.world_size:

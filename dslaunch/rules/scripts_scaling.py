@@ -10,7 +10,8 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import ACCELERATOR, Call, Script, function_of, one_rank_guard, scripts
+from dslaunch.rules.scripts_guards import function_of, one_rank_guard
+from dslaunch.rules.scripts_tree import ACCELERATOR, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _ENGINE = "deepspeedai/DeepSpeed:deepspeed/runtime/engine.py 0.19.8"

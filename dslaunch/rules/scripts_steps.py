@@ -9,7 +9,8 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import ZERO, one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import ACCELERATOR, Call, Script, guards, scripts
+from dslaunch.rules.scripts_guards import guards
+from dslaunch.rules.scripts_tree import ACCELERATOR, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _ENGINE = "deepspeedai/DeepSpeed:deepspeed/runtime/engine.py 0.19.8"

@@ -11,29 +11,22 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, Severity, rule
-from dslaunch.rules.scripts_tree import (
-    DDP,
-    FSDP,
-    Call,
-    Script,
+from dslaunch.rules.scripts_branches import others_may_join
+from dslaunch.rules.scripts_guards import (
+    COLLECTIVES,
+    OF_ACCELERATE,
     function_of,
     guards,
     on_one_rank,
     one_rank_guard,
-    scripts,
 )
+from dslaunch.rules.scripts_tree import DDP, FSDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _DOCS = "PyTorch 2.13 documentation"
 _INIT = "torch.distributed.init_process_group"
-_COLLECTIVES = frozenset({
-    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
-    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce",
-    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list",
-})  # fmt: skip
-_OF_ACCELERATE = frozenset(
-    {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}
-)
+_OF_MESHES = ("init_device_mesh", "DeviceMesh", "fully_shard")
+"""What makes a DeviceMesh, which sets the device by LOCAL_RANK where none is set."""
 _LOOKED_AT = 200
 """Statements of a function that may end it early."""
 _OF_ENGINES = frozenset({
@@ -114,11 +107,11 @@ def _is_for_evaluation(call: Call) -> bool:
 def device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A bare "cuda" and no set_device: all processes of a node use GPU 0."""
     for script in scripts(files):
-        chosen = (
-            script.methods("set_device", "set_device_index") or "CUDA_VISIBLE_DEVICES" in script.python.text
-        )
-        if not script.own_loop or chosen or script.deepspeed or script.called("deepspeed.init_distributed"):
+        chosen = script.methods("set_device", "set_device_index", *_OF_MESHES)
+        if not script.own_loop or chosen or "CUDA_VISIBLE_DEVICES" in script.python.text:
             continue
+        if not script.called(_INIT) or script.deepspeed or script.called("deepspeed.init_distributed"):
+            continue  # what starts the process group elsewhere may choose the device there
         bare = [call for call in script.calls if _is_bare(call)]
         if bare:
             message = 'a bare "cuda" is GPU 0 in every process, and nothing here calls torch.cuda.set_device.'
@@ -175,8 +168,11 @@ def _is_global_rank(script: Script, given: ast.expr | None) -> bool:
 
 
 def _is_bare(call: Call) -> bool:
+    if call.method == "cuda":
+        return not call.node.args and not call.node.keywords
     named = any(isinstance(each, ast.Constant) and each.value == "cuda" for each in call.node.args)
-    return (call.method in ("to", "device") and named) or (call.method == "cuda" and not call.node.args)
+    numbered = call.name == "torch.device" and call.argument("index", 1) is not None
+    return call.method in ("to", "device") and named and not numbered
 
 
 @rule(
@@ -184,13 +180,13 @@ def _is_bare(call: Call) -> bool:
 )
 def collective(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A collective that one rank calls and the others don't, or the reverse: they wait for ever."""
-    sharded = _is_sharded(plan, files, settings)
+    sharded = is_sharded(plan, files, settings)
     for script in scripts(files):
         calls = [call for call in script.calls if _is_collective(script, call, sharded=sharded)]
         reached = {(call.method, function_of(call), _reached_by(call)) for call in calls}
         for call in calls:
             told = _reached_by(call)
-            if told is None or call.keyword("group") is not None:
+            if told is None or call.keyword("group") is not None or others_may_join(script, call):
                 continue
             if (call.method, function_of(call), not told) not in reached:
                 message = f"{call.method} needs every rank, and only some get here: the others wait for ever."
@@ -216,7 +212,7 @@ def _after_return(call: Call) -> bool | None:
     return None
 
 
-def _is_sharded(plan: Plan | None, files: FileSet, settings: Settings) -> bool:
+def is_sharded(plan: Plan | None, files: FileSet, settings: Settings) -> bool:
     """Whether the files here say that no rank has the whole model: ZeRO-3, or accelerate's FSDP."""
     config = one_config(plan, files, settings)
     if config is not None and config.stage == 3:
@@ -230,11 +226,11 @@ def _is_sharded(plan: Plan | None, files: FileSet, settings: Settings) -> bool:
 def _is_collective(script: Script, call: Call, *, sharded: bool) -> bool:
     if sharded and (call.name in script.engines or call.method in _OF_SHARDS):
         return call.name in script.engines or call.owner in script.accelerators
-    if call.method in _OF_ACCELERATE:
+    if call.method in OF_ACCELERATE:
         return call.owner in script.accelerators
     if call.method == "state_dict":
         return call.owner in script.sharded
-    of_torch = call.owner in ("torch.distributed", "deepspeed.comm") and call.method in _COLLECTIVES
+    of_torch = call.owner in ("torch.distributed", "deepspeed.comm") and call.method in COLLECTIVES
     return of_torch or (call.method in _OF_ENGINES and call.owner in script.engines)
 
 
@@ -289,13 +285,21 @@ def module_prefix(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
     """The state of the wrapped model is saved: each name begins with module."""
     for script in scripts(files):
         wrapped = script.assigned(DDP)
-        for call in script.methods("state_dict") if script.own_loop else ():
+        for call in script.methods("state_dict") if script.own_loop and not _strips(script) else ():
             inside = any(
                 isinstance(node, ast.Call) and script.name(node.func) == "torch.save" for node in call.around
             )
             if inside and call.owner in wrapped:
                 message = f"{call.owner} is wrapped: every name in the file begins with `module.`"
                 yield script.hit(call, message, f"Save {call.owner}.module.state_dict().")
+
+
+def _strips(script: Script) -> bool:
+    """Whether the file takes the prefix off, or puts it on, where it loads."""
+    nodes = ast.walk(script.python.tree)
+    texts = (str(node.value) for node in nodes if isinstance(node, ast.Constant))
+    named = any(re.fullmatch(r"\^?module\\?\.", text) for text in texts)
+    return named or bool(script.methods("consume_prefix_in_state_dict_if_present"))
 
 
 @rule(
@@ -355,16 +359,27 @@ def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
     }
     for script in scripts(files):
         launcher = launched.get(script.path.rpartition("/")[2])
-        if launcher is None or "LOCAL_RANK" in script.python.text:
+        if launcher is None or "LOCAL_RANK" in script.python.text or not _uses_its_local_rank(script):
             continue
         for call in script.methods("add_argument"):
             names = [str(each.value) for each in call.node.args if isinstance(each, ast.Constant)]
             if "--local_rank" not in names and "--local-rank" not in names:
                 continue
-            by_module = launcher.spelled == "torch.distributed.launch"
-            if not by_module:
+            if launcher.spelled != "torch.distributed.launch":  # torchrun.launch-local-rank
                 message = f"{names[0]} is never given by torchrun: the default is every process's rank."
                 yield script.hit(call, message, 'Read int(os.environ["LOCAL_RANK"]).')
-            elif "--local-rank" not in names:
-                message = "since torch 2.0 it is --local-rank that is passed, and argparse refuses that here."
-                yield script.hit(call, message, 'Add "--local-rank" beside "--local_rank".')
+
+
+def _uses_its_local_rank(script: Script) -> bool:
+    """Whether the argument is read here, or may be elsewhere: what was parsed is handed on as a whole."""
+    nodes = list(ast.walk(script.python.tree))
+    if any(isinstance(node, ast.Attribute) and node.attr == "local_rank" for node in nodes):
+        return True
+    parsed = {
+        name.id for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        and script.name(node.value.func).endswith(".parse_args")
+        for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)
+    }  # fmt: skip
+    taken_apart = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    names = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return not parsed or any(node.id in parsed and id(node) not in taken_apart for node in names)

@@ -10,7 +10,8 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import Call, Script, function_of, guards, scripts
+from dslaunch.rules.scripts_guards import function_of, guards
+from dslaunch.rules.scripts_tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
@@ -54,10 +55,15 @@ def _conditions(call: Call) -> Iterator[ast.expr]:
     "script.device-map", severity="error", raised_by="transformers",
     evidence="huggingface/accelerate:src/accelerate/accelerator.py prepare, prepare_model 1.15.0",
 )  # fmt: skip
-def device_map(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """A model spread over the GPUs by device_map, and trained by several processes."""
+def device_map(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A model spread over the GPUs by device_map, and trained by several processes or by ZeRO-3."""
+    refused = list(_under_zero3(plan, files, settings))
+    yield from refused
+    places = {(each.name, each.at) for each in refused}
     for script in scripts(files) if (settings.world_size or 1) > 1 else ():
         for call in script.methods("from_pretrained"):
+            if (script.path, script.python.at(call.node)) in places:
+                continue
             spread = script.constant(call.keyword("device_map"))
             if _is_model(call) and spread in _SPREAD and _is_trained(script, call):
                 count = settings.world_size
@@ -71,6 +77,24 @@ def device_map(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterat
                 )
                 found = script.hit(call, message, 'Write device_map={"": int(os.environ["LOCAL_RANK"])}.')
                 yield found if quantized else replace(found, severity="memory")
+
+
+def _under_zero3(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Any device_map at all, once transformers knows of ZeRO-3."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and config.stage == 3 else ():
+        told = [call for call in script.methods(*_ARGUMENTS) if call.keyword("deepspeed") is not None]
+        for call in script.methods("from_pretrained") if len(told) == 1 else ():
+            given = call.keyword("device_map")
+            value = script.bound(given)
+            is_map = isinstance(value, ast.Dict) or (isinstance(value, ast.Constant) and value.value is not None)
+            late = told[0].node.lineno < call.node.lineno and _same_way(told[0], call)
+            if late and is_map and _is_model(call) and _is_trained(script, call):
+                message = (
+                    f"device_map beside ZeRO-3, of which {told[0].method} in line {told[0].node.lineno} tells: "
+                    "transformers raises ValueError."
+                )
+                yield script.hit(call, message, "Leave device_map out: ZeRO-3 places each part.")
 
 
 _QUANTIZES = ("quantization_config", "load_in_4bit", "load_in_8bit")

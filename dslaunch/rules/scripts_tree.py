@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from dslaunch.files.fileset import FileSet
@@ -22,16 +22,6 @@ _SAME = {
     "torch.utils.data.distributed.DistributedSampler": "torch.utils.data.DistributedSampler",
 }
 _TRAINERS = re.compile(r"(?:\w*Trainer|Accelerator|Fabric|LightningModule)")
-_FIRST = re.compile(
-    r"\brank\b|local_rank|global_rank|get_rank\(|process_index|is_main|is_master|main_process|master_process"
-)
-
-
-_FIRST_RANK: Mapping[tuple[type[ast.cmpop], int | None], bool] = {
-    (ast.Eq, 0): True, (ast.Lt, 1): True, (ast.LtE, 0): True,
-    (ast.NotEq, 0): False, (ast.Gt, 0): False, (ast.GtE, 1): False,
-}  # fmt: skip
-"""Comparisons of a rank that hold for the first one alone, or for all the others."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +84,25 @@ class Script:
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
-        """Every call, in the order of the lines."""
-        found = list(self._walk(self.python.tree, ()))
+        """Every call that has a name, in the order of the lines."""
+        return tuple(call for call in self.every if not call.name.startswith("."))
+
+    @cached_property
+    def passes(self) -> tuple[Call, ...]:
+        """Every backward pass; that of an expression, as in `scaler.scale(loss).backward()`, is `.backward`."""
+        return tuple(call for call in self.every if call.method == "backward")
+
+    @cached_property
+    def every(self) -> tuple[Call, ...]:
+        """Every call, in the order of the lines; a method of what has no name is `.method`."""
+        found = self._walk(self.python.tree, ())
         return tuple(sorted(found, key=lambda call: (call.node.lineno, call.node.col_offset)))
 
     def _walk(self, node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[Call]:
-        if isinstance(node, ast.Call) and (name := self.name(node.func)):
-            yield Call(node, name, around)
+        if isinstance(node, ast.Call):
+            method = f".{node.func.attr}" if isinstance(node.func, ast.Attribute) else ""
+            if name := self.name(node.func) or method:
+                yield Call(node, name, around)
         for child in ast.iter_child_nodes(node):
             yield from self._walk(child, (node, *around))
 
@@ -164,10 +166,9 @@ class Script:
         )  # fmt: skip
         bound.update(node.arg for node in nodes if isinstance(node, ast.arg))
         return {
-            node.targets[0].id: node.value
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            and id(node.targets[0]) not in wrapped and bound[node.targets[0].id] == 1
+            target.id: value
+            for node in nodes if isinstance(node, ast.Assign) for target, value in _pairs(node)
+            if isinstance(target, ast.Name) and id(target) not in wrapped and bound[target.id] == 1
         }  # fmt: skip
 
     @cached_property
@@ -227,92 +228,28 @@ class Script:
         return Hit(self.path, self.python.at(call.node), message, fix)
 
 
+def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is bound to what: of `a, b = x, y` each of the two."""
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        yield from zip(target.elts, value.elts, strict=True)
+    else:
+        yield target, value
+
+
 def scripts(files: FileSet) -> Iterator[Script]:
     """The Python files."""
     return (_script(file.name, python) for file, python in files.pythons())
 
 
-@lru_cache(maxsize=64)
 def _script(path: str, python: PythonScript) -> Script:
-    """One for all rules, so that the tree is walked once."""
-    return Script(path, python)
-
-
-def guards(call: Call) -> Iterator[tuple[ast.If, bool]]:
-    """The `if` statements around a call within its function, and whether it stands in the first branch."""
-    child: ast.AST = call.node
-    for node in call.around:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            return
-        if isinstance(node, ast.If) and child is not node.test:
-            yield node, child in node.body
-        child = node
-
-
-def function_of(call: Call) -> ast.AST | None:
-    """The function that a call stands in; None at the top of the file."""
-    return next((node for node in call.around if isinstance(node, ast.FunctionDef)), None)
-
-
-def on_one_rank(test: ast.expr) -> bool | None:
-    """Whether a condition holds on one rank (True), on all others (False), or is about something else (None)."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = on_one_rank(test.operand)
-        if inner is None:
-            return True if _FIRST.search(ast.unparse(test.operand)) and _is_rank(test.operand) else None
-        return not inner
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and _is_rank(test.left):
-        right = test.comparators[0]
-        if isinstance(right, ast.List | ast.Tuple) and isinstance(test.ops[0], ast.In | ast.NotIn):
-            values = {ast.unparse(each) for each in right.elts}
-            return isinstance(test.ops[0], ast.In) if "0" in values and values <= {"-1", "0"} else None
-        number = right.value if isinstance(right, ast.Constant) and type(right.value) is int else None
-        found = _FIRST_RANK.get((type(test.ops[0]), number))
-        if found is not None:
-            return found
-    text = ast.unparse(test)
-    if isinstance(test, ast.Call | ast.Name | ast.Attribute) and re.search(
-        r"is_(?:main|master)|(?:main|master)_process$", text
-    ):
-        return True
-    return None
-
-
-def _is_rank(node: ast.expr) -> bool:
-    text = ast.unparse(node)
-    return isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) and bool(_FIRST.search(text))
-
-
-def one_rank_guard(call: Call) -> bool | None:
-    """True: only the first rank gets to the call; False: all but it; None: no such condition is around it."""
-    for node, first_branch in guards(call):
-        if first_branch and _first_or_at_times(node.test):
-            return True
-        for told in map(on_one_rank, _parts(node, call) if first_branch else [node.test]):
-            if told is not None:
-                return told if first_branch else not told
-    return None
-
-
-def _first_or_at_times(test: ast.expr) -> bool:
-    """Whether it holds on the first rank always, on the others in each N-th step: `rank == 0 or step % 9 == 0`."""
-    if not isinstance(test, ast.BoolOp) or not isinstance(test.op, ast.Or):
-        return False
-    first = [bool(on_one_rank(each)) for each in test.values]
-    others = [each for each, is_first in zip(test.values, first, strict=True) if not is_first]
-    return any(first) and bool(others) and all(
-        isinstance(each, ast.Compare) and isinstance(each.left, ast.BinOp) and isinstance(each.left.op, ast.Mod)
-        for each in others
-    )  # fmt: skip
-
-
-def _parts(node: ast.If | ast.IfExp, call: Call) -> list[ast.expr]:
-    """What has to hold for a call in the first branch; the test alone where the other branch calls the same."""
-    others = [each for part in node.orelse for each in ast.walk(part)] if isinstance(node, ast.If) else []
-    names = (ast.unparse(each) for each in others if isinstance(each, ast.Attribute | ast.Name))
-    same = any(name.rpartition(".")[2] == call.method for name in names)
-    joined = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And) and not same
-    return node.test.values if isinstance(node.test, ast.BoolOp) and joined else [node.test]
+    """One for all rules, kept with the file: the tree is walked once, however many files there are."""
+    kept = vars(python)
+    if path not in kept:
+        kept[path] = Script(path, python)
+    found = kept[path]
+    assert isinstance(found, Script)
+    return found
 
 
 def is_none(node: ast.expr) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import ACCELERATOR, DDP, FSDP, Call, Script, function_of, guards, scripts
+from dslaunch.rules.scripts_guards import function_of, guards
+from dslaunch.rules.scripts_tree import ACCELERATOR, DDP, FSDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _RAN = "torch 2.13, run"

@@ -8,16 +8,23 @@ from itertools import pairwise
 
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
-from dslaunch.files.position import Position
+from dslaunch.files.flags import Word
+from dslaunch.files.lexer import tokens
+from dslaunch.files.position import Lines, Position
 from dslaunch.files.script import Command, ShellScript
 from dslaunch.planfile import Plan
-from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.registry import Edit, Hit, rule
 from dslaunch.rules.settings import Settings
 
 _BASH = "the manual page of bash 5.2, run"
 _OPTION = re.compile(r"--[A-Za-z][\w-]*(?:=.*)?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _BLANK_END = re.compile(r"(?<!\\)\\[ \t]+$")
+_BEFORE_COMMENT = re.compile(r"^[^#\n]*\S[ \t]+(?P<joins>\\[ \t]+#.*)$", re.MULTILINE)
+_ARRAY = re.compile(r"\w+\+?=\(")
+_PLAIN = re.compile(r"=|[\w.,:/-]+")
+_VALUE = re.compile(r"[\d.,:/]*\d[\d.,:/]*|[A-Z][A-Z_]+")
+"""A number or a word in capitals: a variable's value, and no command's name."""
 _ZSH = re.compile(r"#!.*\bzsh\b")
 
 
@@ -30,6 +37,7 @@ def _launching(files: FileSet) -> Iterator[tuple[File, ShellScript]]:
 def cut(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An option where a command begins: the one before it ended without a backslash, or at a comment."""
     for file, script in _launching(files):
+        yield from _comments(file) if not script.problems else ()
         lines = file.text.splitlines()
         for before, command in pairwise(script.commands):
             word = command.words[0]
@@ -49,6 +57,42 @@ def cut(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit
             yield Hit(file.name, command.at, message, fix)
 
 
+def _comments(file: File) -> Iterator[Hit]:
+    """Comments behind a backslash: it is no longer the last character, and makes the blank behind it a word."""
+    arrays = [token for token in tokens(file.text) if _ARRAY.match(file.text, token.start, token.end)]
+    read = [token for token in tokens(file.text) if token.kind in ("word", "heredoc") and token not in arrays]
+    for each in arrays:
+        read += tokens(file.text, file.text.index("(", each.start) + 1, each.end - 1)
+    for found in _BEFORE_COMMENT.finditer(file.text):
+        start = found.start("joins")
+        if any(token.start < start < token.end for token in read):
+            continue
+        inside = next((token for token in arrays if token.start < start < token.end), None)
+        what = "the command ends here" if inside is None else "the array is longer"
+        message = f"a backslash in front of a comment joins no lines: {what}, with words that aren't meant."
+        at = Lines(file.text).position(start)
+        edit = Edit(at, found["joins"], "\\" if inside is None else found["joins"].lstrip("\\ \t"))
+        yield Hit(file.name, at, message, "Take the comment out of the command.", edit=edit)
+
+
+@rule("shell.quoted-comment", severity="wrong", raised_by="nobody", evidence=_BASH)
+def quoted_comment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A comment inside quotes, among a command's options: its words are handed on to the program."""
+    for file, script in _launching(files):
+        lines = Lines(file.text)
+        launched = {command.at for command in script.launches}
+        words = (word for each in script.commands if each.at in launched for word in _handed_on(each))
+        for word in words:
+            if word.text.startswith("#") and file.text.startswith("#", lines.offset(word.at)):
+                message = "inside quotes # begins no comment: it reaches the program, as the words behind it do."
+                yield Hit(file.name, word.at, message, "Take the comment out of the quotes.")
+
+
+def _handed_on(command: Command) -> tuple[Word, ...]:
+    """The words of a command that no further shell reads, to which a # would begin a comment."""
+    return () if any(word.text in ("eval", "bash", "sh") for word in command.words) else command.words
+
+
 @rule("shell.array", severity="wrong", raised_by="nobody", evidence=_BASH)
 def array(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An array without [@]: only its first word reaches the command."""
@@ -60,15 +104,43 @@ def array(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
 
 @rule("shell.assignment", severity="wrong", raised_by="nobody", evidence=_BASH)
 def assignment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A blank beside the = of an assignment: the name is run as a command, and the variable stays empty."""
-    for file, script in _launching(files):
+    """A blank beside the = of an assignment, or within its value: the variable is empty or cut off."""
+    for file, script in files.scripts():
+        for words in script.declared:
+            for before, word in pairwise(words):
+                yield from _parted(file, before, word)
         lines = file.text.splitlines()
-        for command in script.commands:
-            words = [word.text for word in command.words]
+        for command in script.commands if script.launches else ():
+            words = command.words
             counts = "((" in lines[command.at.line - 1][: command.at.column]  # for (( i = 0; ...
-            if len(words) > 1 and words[1] == "=" and _NAME.fullmatch(words[0]) and not counts:
-                message = f"`{words[0]} =` runs a command named {words[0]}: the variable isn't set."
-                yield Hit(file.name, command.at, message, f"Write {words[0]}=VALUE without blanks.")
+            if len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(words[0].text) and not counts:
+                name = words[0].text
+                message = f"`{name} =` runs a command named {name}: the variable isn't set."
+                yield Hit(file.name, command.at, message, f"Write {name}=VALUE without blanks.")
+            if command.environment and _VALUE.fullmatch(words[0].text):
+                last = command.environment[-1]
+                if last.value.endswith(",") or (not last.value and len(words) == 1):
+                    message = f"{last.name} is {last.value!r}, and {words[0].text} is run as a command."
+                    yield Hit(file.name, last.at, message, _without_blanks(last.name))
+
+
+def _parted(file: File, before: Word, word: Word) -> Iterator[Hit]:
+    """What `export` makes of a value, or of an `=`, that a blank parts from its name."""
+    name, equals, value = before.text.partition("=")
+    if not _NAME.fullmatch(name) or not _PLAIN.fullmatch(word.text):
+        return
+    if word.text == "=":
+        message = f"`{name} =` sets nothing: bash says that '=' is not a valid identifier."
+    elif equals and (value.endswith(",") or (not value and _VALUE.fullmatch(word.text))):
+        names = "exported as a name" if _NAME.fullmatch(word.text) else "refused: not a valid identifier"
+        message = f"{name} is {value!r}, and {word.text} behind the blank is {names}."
+    else:
+        return
+    yield Hit(file.name, before.at, message, _without_blanks(name))
+
+
+def _without_blanks(name: str) -> str:
+    return f"Write {name}=VALUE without blanks, or with quotes around the value."
 
 
 @rule("slurm.no-wait", severity="wrong", raised_by="nobody", evidence="SLURM 22.05, run")
@@ -141,6 +213,8 @@ def _port(command: CommandLine) -> str:
     options = launcher.options
     if launcher.program not in ("deepspeed", "torchrun") or not options.complete:
         return ""
+    if command.at != launcher.at:
+        return ""  # on another host, or in a container of its own
     if options.has("--hostfile", "-H", "--standalone", "--rdzv-backend", "--rdzv_backend"):
         return ""
     if options.value("--nnodes") not in (None, "1"):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from dslaunch.errors import nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START, Position
-from dslaunch.files.script import Directive
+from dslaunch.files.script import Directive, ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Edit, Hit, rule
 from dslaunch.rules.settings import Settings
+from dslaunch.rules.slips import is_slip
 from dslaunch.rules.slurm_job import Job, jobs
 from dslaunch.rules.slurm_options import FORMS, OPTIONAL, OPTIONS, long_name
 
@@ -32,9 +34,13 @@ def unknown(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
             if each.read and not long_name(each.name) and not each.name.startswith(_PLUGINS):
                 several = sorted(option for option in OPTIONS if option.startswith(each.name))
                 what = f"may be {' or '.join(several[:4])}" if several else "is no option of sbatch"
-                near = nearest(each.name, OPTIONS)
-                fix = f"Write the full name.{near}" if near else "Take it out."
-                yield Hit(job.file.name, each.at, f"{each.name} {what}; sbatch refuses the script.", fix)
+                slips = [name for name in OPTIONS if is_slip(each.name, name)]
+                plugins = each.name.startswith("--") and not several and not slips
+                unless = ", unless a plugin of the cluster's has it" if plugins else ""
+                near = nearest(each.name, slips)
+                fix = f"Write the full name.{near}" if several or near else "Take it out."
+                message = f"{each.name} {what}; sbatch refuses the script{unless}."
+                yield Hit(job.file.name, each.at, message, fix, "info" if plugins else None)
 
 
 @rule("slurm.value", severity="error", raised_by="sbatch", evidence=f"{_PAGE}; {_RAN}")
@@ -114,7 +120,7 @@ def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
 def form(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A script that sbatch doesn't take as one: no #! in line 1, or line ends of DOS."""
     for job in jobs(files):
-        if not job.file.text.startswith("#!"):
+        if not (job.file.text.lstrip("\n") if job.file.inside else job.file.text).startswith("#!"):
             fix = "Begin the file with #!/bin/bash."
             yield Hit(
                 job.file.name, START, "the first line names no interpreter; sbatch refuses the script.", fix
@@ -154,18 +160,31 @@ def het_array(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
 
 @rule("slurm.output-folder", severity="wrong", raised_by="nobody", evidence=f"{_PAGE}; SLURM 22.05, run")
 def output_folder(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """The folder of --output is made by the script itself: too late, the job fails without a word."""
+    """The folder of --output isn't there, or made by the script itself, too late: the job fails without a word."""
     for job in jobs(files):
-        made = {
-            word.text.rstrip("/") for command in job.script.commands if command.words[0].text == "mkdir"
-            for word in command.words[1:]
-        }  # fmt: skip
-        for name in ("--output", "--error"):
-            found = job.directive(name)
-            folder = found.value.rpartition("/")[0].removeprefix("./") if found else ""
-            if found and folder and folder in {each.removeprefix("./") for each in made}:
+        own, others = _made(job.script), {name for _, each in files.scripts() for name in _made(each)}
+        logs = filter(None, (job.directive("--error"), job.directive("--output")))
+        for folder, found in {_clean(each.value.rpartition("/")[0]): each for each in logs}.items():
+            if not folder or "$" in folder or (folder.startswith("/") and folder not in own):
+                continue
+            beside = str(PurePath(job.file.name).parent / folder)
+            if folder in own:
                 message = f"{folder} is made by this script, and SLURM opens the file before: the job fails."
                 yield Hit(job.file.name, found.at, message, f"Make {folder} before sbatch is called.")
+            elif folder not in others and beside not in files.folders:
+                message = f"SLURM makes no {folder}: where it is missing the job fails at once, without output."
+                fix = f"Make {folder} where sbatch is called."
+                yield Hit(job.file.name, found.at, message, fix, "info")
+
+
+def _made(script: ShellScript) -> set[str]:
+    """Folders that a script makes."""
+    makes = (command for command in script.commands if command.words[0].text == "mkdir")
+    return {_clean(word.text) for command in makes for word in command.words[1:]}
+
+
+def _clean(folder: str) -> str:
+    return folder.rstrip("/").removeprefix("./")
 
 
 @rule(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments
-from dslaunch.files.script import Directive, Heredoc, ShellScript
+from dslaunch.files.heredoc import Heredoc
+from dslaunch.files.script import Directive, ShellScript
 from dslaunch.rules.slurm_options import long_name
 
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?")

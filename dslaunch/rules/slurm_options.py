@@ -33,22 +33,22 @@ OPTIONS = frozenset(_LONG.split())
 _SRUN = """
     --accel-bind --account --acctg-freq --async --autocomplete --bb --bbf --bcast --bcast-exclude --begin
     --bell --chdir --cluster --cluster-constraint --clusters --comment --compress --consolidate-segments
-    --constraint --container --container-id --context --contiguous --core-spec --cores-per-socket --cpu-
-    bind --cpu-freq --cpus-per-gpu --cpus-per-task --deadline --debugger-test --delay-boot --dependency
+    --constraint --container --container-id --context --contiguous --core-spec --cores-per-socket
+    --cpu-bind --cpu-freq --cpus-per-gpu --cpus-per-task --deadline --debugger-test --delay-boot --dependency
     --disable-status --distribution --epilog --error --exact --exclude --exclusive --export --export-file
     --external-launcher --extra --extra-node-info --get-user-env --gid --gpu-bind --gpu-freq --gpus
     --gpus-per-node --gpus-per-socket --gpus-per-task --gres --gres-flags --help --het-group --hint --hold
     --ignore-signals --immediate --input --interactive --job-name --jobid --kill-on-bad-exit --label
-    --licenses --mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu --mem-per-gpu --mem-
-    update --mincpus --mpi --msg-timeout --multi-prog --network --nice --no-allocate --no-bell --no-kill
-    --nodefile --nodelist --nodes --ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-
-    per-socket --ntasks-per-tres --oom-kill-step --open-mode --output --overcommit --overlap
+    --licenses --mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu --mem-per-gpu
+    --mem-update --mincpus --mpi --msg-timeout --multi-prog --network --nice --no-allocate --no-bell --no-kill
+    --nodefile --nodelist --nodes --ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node
+    --ntasks-per-socket --ntasks-per-tres --oom-kill-step --open-mode --output --overcommit --overlap
     --oversubscribe --pack-group --parsable --partition --power --prefer --preserve-env --priority
     --profile --prolog --propagate --pty --qos --quiet --quit-on-interrupt --reboot --relative
     --reservation --resources --restart-dir --resv-ports --runtime --segment --send-libs --share --signal
     --slurmd-debug --sockets-per-node --spread-job --spread-segments --stepmgr --switches --task-epilog
-    --task-prolog --tasks-per-node --test-only --thread-spec --threads --threads-per-core --time --time-
-    min --tmp --treewidth --tres-bind --tres-per-task --uid --unbuffered --usage --use-min-nodes --verbose
+    --task-prolog --tasks-per-node --test-only --thread-spec --threads --threads-per-core --time
+    --time-min --tmp --treewidth --tres-bind --tres-per-task --uid --unbuffered --usage --use-min-nodes --verbose
     --version --wait --wait-for-children --wckey --whole --x11 --cpu_bind"""
 SRUN_OPTIONS = frozenset(_SRUN.split())
 """Those of srun, 22.05 to 26.05."""

@@ -13,6 +13,7 @@ from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
+from dslaunch.rules.shell_defaults import is_default
 from dslaunch.rules.slurm_job import Job, jobs, steps
 
 _RAN = "SLURM 22.05, run"
@@ -59,7 +60,9 @@ def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         for each in _at_top(job) if not alone else ():
             if each.name in _RANKS and _PER_TASK.search(each.value) and _is_used(job.file.text, each):
                 message = f"{each.name}={each.value} in the batch script is 0 on every node and task."
-                yield Hit(job.file.name, each.at, message, _FIX_INNER)
+                numbered = each.name.endswith("NODE_RANK") and any(map(_numbers_nodes, steps(job)))
+                message += " The rendezvous numbers the nodes by itself." if numbered else ""
+                yield Hit(job.file.name, each.at, message, _FIX_INNER, "info" if numbered else None)
         yield from _heredocs(job)
 
 
@@ -144,7 +147,7 @@ def master_address(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
             continue
         top, lines = {each.at for each in _at_top(job)}, job.file.text.splitlines()
         for each in job.script.assignments:
-            if each.name != "MASTER_ADDR":
+            if each.name != "MASTER_ADDR" or is_default(job.file.text, each.at.line):
                 continue
             own_host = _OWN_NAME.fullmatch(each.value) and each.at not in top and _inner(job, each)
             if _LOCAL.fullmatch(each.value) or own_host:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dslaunch.files.commands import CommandLine, Launcher
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import Arguments
+from dslaunch.files.script import Command
 from dslaunch.planfile import Plan
 from dslaunch.rules.launcher import launches
 from dslaunch.rules.registry import Hit, rule
@@ -55,15 +56,32 @@ def one_task(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
     """srun with python and one task on a node of several GPUs: one process runs."""
     for job in jobs(files):
         gpus = job.gpus_per_node
-        for command in steps(job) if not _RAY.search(job.file.text) else ():
+        all_steps = list(steps(job)) if not _RAY.search(job.file.text) else []
+        beside = {command.at for command in job.script.commands if command.background or _starts_more(command)}
+        for command in all_steps:
             srun = command.launcher("srun")
             plain = command.script is not None and command.launchers[-1].program == "python"
             if srun is None or not plain or not gpus or gpus < 2 or _is_server(command):
+                continue
+            if command.at in beside or srun.options.has(*_OWN_GPUS) or (len(all_steps) > 1 and _is_small(srun)):
                 continue
             if srun_tasks(job, srun.options) == 1:
                 message = f"one task a node runs python, and the node has {gpus} GPUs: {gpus - 1} stay idle."
                 fix = f"Use --ntasks-per-node={gpus}, or start torchrun --nproc-per-node {gpus}."
                 yield Hit(job.file.name, srun.at, message, fix)
+
+
+_OWN_GPUS = ("--gres", "--gpus", "-G", "--gpus-per-node", "--gpus-per-task")
+
+
+def _starts_more(command: Command) -> bool:
+    """Whether its words, of an inner shell too, hold what starts a process for each GPU."""
+    return any(word.text in _STARTERS for word in command.words)
+
+
+def _is_small(srun: Launcher) -> bool:
+    """A step of one task, beside that of the training."""
+    return srun.options.value("--ntasks", "-n") == "1"
 
 
 _RAY = re.compile(r"\bray\s+start\b")
@@ -242,3 +260,19 @@ def srun_cpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
                 message = "since SLURM 22.05 srun doesn't take --cpus-per-task over: a task gets 1 CPU."
                 fix = "Export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or give srun --cpus-per-task."
                 yield Hit(job.file.name, srun.at, message, fix)
+
+
+@rule("slurm.het-step", severity="wrong", raised_by="nobody", evidence=f"the manual page of srun; {_RAN}")
+def het_step(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """srun without --het-group in a heterogeneous job: its tasks run on the first component alone."""
+    for job in jobs(files):
+        components = max((each.component for each in job.script.directives if each.read), default=0) + 1
+        sruns = [
+            launcher for command in job.script.launches
+            if (launcher := command.launcher("srun")) is not None and not command.components
+        ]  # fmt: skip
+        everywhere = any(command.components for command in job.script.launches)
+        if components > 1 and len(sruns) == 1 and not everywhere and "het-group" not in job.file.text:
+            message = f"the job has {components} components, and srun starts tasks on the first alone."
+            fix = f"Write srun --het-group=0-{components - 1}."
+            yield Hit(job.file.name, sruns[0].at, message, fix)

@@ -122,8 +122,10 @@ def needs(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         for name, others in _NEEDS.items():
             found = job.directive(name)
             if found and not any(job.directive(each) for each in others):
-                message = f"{name} without {' or '.join(others)}; sbatch refuses the script."
-                yield Hit(job.file.name, found.at, message, f"Add {others[0]}.")
+                unless = "--ntasks" in others  # which is often given to sbatch itself
+                message = f"{name} without {' or '.join(others)}; sbatch refuses the script"
+                message += ", unless its command line gives one." if unless else "."
+                yield Hit(job.file.name, found.at, message, f"Add {others[0]}.", "info" if unless else None)
         both = job.directive("--cpus-per-gpu")
         if both and job.directive("--cpus-per-task"):
             message = "--cpus-per-gpu and --cpus-per-task exclude each other; sbatch refuses the script."

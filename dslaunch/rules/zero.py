@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.coercion import number
+from dslaunch.rules.megatron_run import Run
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.topology import component
@@ -48,7 +49,8 @@ def pipeline_stage(plan: Plan | None, files: FileSet, settings: Settings) -> Ite
                 f"--zero-stage {zero} with Megatron-DeepSpeed's pipeline module (for pp 1 too): {_ASSERTS}."
             )
             more = f"{fix} pp 1 needs --no-pipeline-parallel."
-            yield Hit(file.name, args.position("--zero-stage"), message, more)
+            told = Run(file, args, settings).whole  # a variable may hold --no-pipeline-parallel
+            yield Hit(file.name, args.position("--zero-stage"), message, more, None if told else "info")
     yield from _planned(plan, fix)
 
 

@@ -17,7 +17,7 @@ from dslaunch.rules.settings import Settings
 
 _EXAMPLE = re.compile(r"## (Bad|Good)\n\n```(\w+)\n(.*?)```", re.DOTALL)
 _OPTIONS = re.compile(r"^The examples are for `([^`]+)`\.$", re.MULTILINE)
-_HEAD = re.compile(r"^# ([\w./-]+\.(?:json|yaml|sh|py)|hostfile|ds_env|[\w/]*\.deepspeed_env)\n", re.MULTILINE)
+_HEAD = re.compile(r"^# ([\w./-]+\.(?:env|json|yaml|sh|py)|hostfile|ds_env|[\w/]*\.deepspeed_env)\n", re.MULTILINE)
 _NAMES = {"json": "ds_config.json", "python": "train.py", "yaml": "accelerate.yaml"}
 _SIZES = {
     "--num-layers": "8", "--hidden-size": "256", "--num-attention-heads": "8", "--seq-length": "1024",

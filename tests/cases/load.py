@@ -46,13 +46,15 @@ class Case:
     """(rule, where) of each finding."""
     real: str
     checkpoint: Checkpoint | None = None
+    folders: frozenset[str] = frozenset()
+    """Those that were read as a whole, and the ones in them."""
 
     def fileset(self) -> FileSet:
         """The files, and the checkpoint as a folder of that name tells it."""
         files = read_fileset(self.files).files
         if self.checkpoint is not None:
             files += (File("checkpoint/latest", "checkpoint", self.checkpoint.tag, self.checkpoint),)
-        return FileSet(files)
+        return FileSet(files, self.folders)
 
 
 @cache
@@ -80,7 +82,8 @@ def read_case(rule: str, raw: dict[str, Any]) -> Case:
     plan = small_plan(**raw["plan"]) if "plan" in raw else None
     expect = tuple((finding["rule"], finding["where"]) for finding in raw["expect"])
     saved = _checkpoint(**raw["checkpoint"]) if "checkpoint" in raw else None
-    return Case(rule, raw["name"], raw["files"], settings, plan, expect, raw.get("real", ""), saved)
+    folders = frozenset(raw.get("folders", ()))
+    return Case(rule, raw["name"], raw["files"], settings, plan, expect, raw.get("real", ""), saved, folders)
 
 
 def _checkpoint(tag: str, ranks: Sequence[Sequence[int]], universal: bool) -> Checkpoint:

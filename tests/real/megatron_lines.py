@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -100,7 +101,7 @@ class Line:
     def text(self) -> str:
         """As a shell script, without what starts it."""
         exports = "".join(f"export {name}={value}\n" for name, value in self.environ)
-        return f"{exports}torchrun --nproc-per-node 8 pretrain_gpt.py {' '.join(self.words)}\n"
+        return f"{exports}torchrun --nproc-per-node 8 pretrain_gpt.py {shlex.join(self.words)}\n"
 
 
 def _size(flag: str, *values: int) -> st.SearchStrategy[list[str]]:

@@ -25,6 +25,7 @@ from dslaunch.files.fileset import read_fileset  # noqa: E402
 from dslaunch.files.switches import SWITCHES  # noqa: E402
 from dslaunch.rules.registry import rules  # noqa: E402
 from dslaunch.rules.settings import Settings  # noqa: E402
+from tests.cases.load import all_cases  # noqa: E402
 
 EXAMPLES = int(os.environ.get("DSLAUNCH_EXAMPLES", "600"))
 SEED = int(os.environ.get("DSLAUNCH_SEED", "5"))
@@ -257,3 +258,19 @@ def test_configurations_are_judged_as_each_launcher_judges_them(
 
 MPIRUN = ("mpirun", "--hostfile", "-n", "--npernode", "--bind-to")
 """Open MPI's words, whether or not it is installed here."""
+
+
+def test_processes_see_the_gpus_of_the_ids_and_no_more(tmp_path: Path) -> None:
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    for case in all_cases():
+        if case.rule != "accelerate.gpu-count" or "accelerate.yaml" not in case.files or "run.sh" in case.files:
+            continue
+        path = tmp_path / "accelerate.yaml"
+        path.write_text(case.files["accelerate.yaml"])
+        given = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+        arguments, _, _ = _validate_launch_command(given)
+        shown = prepare_multi_gpu_env(arguments).get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+        few = len(shown.split(",")) < int(arguments.nproc_per_node)
+        assert few == bool(found(case.files, ["accelerate.gpu-count"])), case.name

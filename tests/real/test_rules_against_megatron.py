@@ -28,7 +28,8 @@ CHECKOUT = os.environ.get("DSLAUNCH_MEGATRON_LM", "")
 """Folder of a checkout of NVIDIA/Megatron-LM at a tag core_vVERSION: its own parser then judges too."""
 _LATER = frozenset({
     "megatron.microbatches", "megatron.expert-grid", "megatron.expert-sequence-parallel", "megatron.tokenizer",
-    "megatron.saving", "megatron.schedule", "megatron.sources",
+    "megatron.saving", "megatron.schedule", "megatron.sources", "megatron.data-prefix", "megatron.entry-script",
+    "megatron.model", "megatron.attention-kernel",
 })  # fmt: skip
 """What Megatron says after its arguments are validated."""
 

@@ -28,7 +28,9 @@ RAISED = (
     "accelerate.optimizer", "autotp.model", "autotp.model-init", "experts.model", "moe.experts", "moe.groups",
     "moe.options", "moe.zero3", "script.no-optimizer",
     "optimizer.muon-dense", "optimizer.muon-heads", "optimizer.muon-parameters", "script.no-sync",
-    "pipeline.dualpipev", "script.pipeline-module", "script.pipeline-mpu", "ulysses.attention", "ulysses.heads",
+    "pipeline.dualpipev", "script.pipeline-module", "script.pipeline-mpu",
+    "script.fsdp2-load", "script.sharded-weights", "script.weights-only",
+    "ulysses.attention", "ulysses.heads",
     "ulysses.length", "ulysses.ranks", "zero.leaf-script", "zero.quantized-size",
 )  # fmt: skip
 """Rules whose findings are what DeepSpeed raises."""

@@ -142,10 +142,11 @@ LOADERS = [case for case in all_cases() if case.rule == "script.loader"]
 
 
 @pytest.mark.parametrize("case", LOADERS, ids=lambda case: case.name)
-def test_torch_refuses_the_loaders_that_the_rule_tells_of(case: Case) -> None:
+def test_torch_refuses_the_loaders_that_the_rule_tells_of(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each case's script runs as it stands, with eight samples and two workers in place of what it leaves open."""
     need("deepspeed")
     told = any(found.rule == "script.loader" for found in check(None, case.fileset(), case.settings))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     known = {"data": range(8), "args": types.SimpleNamespace(workers=2)}
     with pytest.raises((ValueError, TypeError)) if told else contextlib.nullcontext():
         exec(case.files["train.py"], known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from accelerate.utils import DistributedType  # noqa: E402
 
 from dslaunch.files.fileset import read_fileset  # noqa: E402
 from dslaunch.rules import check  # noqa: E402
+from dslaunch.rules.scripts_families import FAMILIES  # noqa: E402
 from dslaunch.rules.settings import Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
 from tests.real.explained import leads_to  # noqa: E402
@@ -53,6 +55,71 @@ def test_arguments_are_judged_as_the_trainer_judges_them(rule: str) -> None:
             raised = error
         assert (rule in found(case)) == (raised is not None), (case.name, raised)
         assert raised is None or leads_to(repr(raised), [rule])
+
+
+@pytest.mark.parametrize("rule", ["script.stream-steps", "script.trainer-method"])
+def test_scripts_are_judged_as_the_trainer_judges_them(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for case in of(rule, "train.py"):
+        Path("train.py").write_text(case.files["train.py"])
+        try:
+            runpy.run_path("train.py")
+            raised = None
+        except (TypeError, ValueError) as error:
+            raised = error
+        assert (rule in found(case)) == (raised is not None), (case.name, raised)
+        assert raised is None or leads_to(repr(raised), [rule])
+
+
+def test_families_have_the_modules_and_layers_that_the_table_gives() -> None:
+    import torch
+    import transformers
+    from accelerate import FullyShardedDataParallelPlugin
+
+    for family in FAMILIES:
+        config = transformers.AutoConfig.for_model(family.type)
+        for name in {"num_hidden_layers", "n_layer"} & set(dir(config)):
+            setattr(config, name, 1)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        kinds = {"Linear", "Conv1D", "FalconLinear"}
+        named = [name for name, module in model.named_modules() if type(module).__name__ in kinds]
+        linear = {name.rpartition(".")[2] for name in named}
+        assert linear - {"lm_head", "embed_out"} == set(family.linear), family.type
+        for other in FAMILIES:
+            plugin = FullyShardedDataParallelPlugin(
+                fsdp_version=1, auto_wrap_policy="transformer_based_wrap",
+                transformer_cls_names_to_wrap=[other.layer],
+            )  # fmt: skip
+            if other is family:
+                plugin.set_auto_wrap_policy(model)
+                continue
+            with pytest.raises(ValueError, match=other.layer) as raised:
+                plugin.set_auto_wrap_policy(model)
+            assert leads_to(repr(raised.value), ["accelerate.fsdp-layer"])
+
+
+def test_adapters_for_another_family_are_refused() -> None:
+    need("peft")
+    import peft
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        "qwen2", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, vocab_size=8,
+    )  # fmt: skip
+    (own,) = (family for family in FAMILIES if family.type == "qwen2")
+    for family in FAMILIES:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        adapters = peft.LoraConfig(target_modules=list(family.linear))
+        if set(family.linear) & set(own.linear):
+            peft.get_peft_model(model, adapters)
+            continue
+        with pytest.raises(ValueError, match="not found in the base model") as raised:
+            peft.get_peft_model(model, adapters)
+        assert leads_to(repr(raised.value), ["script.lora-targets"])
 
 
 def begin(arguments: Any) -> None:

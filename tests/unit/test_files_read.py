@@ -69,6 +69,7 @@ def test_value_by_path() -> None:
         (".deepspeed_env", "A=1\n", "deepspeed_env"),
         ("x", "A=1\nexport B='two words'\n", "env"),
         ("x", "A=1 deepspeed train.py\n", "shell"),
+        ("hostfile.patch", "+a slots=8\n", "other"),
         ("README.txt", "Run deepspeed with --help to see more.\n", "other"),
         ("train.py", "x = 1\n", "python"),
         ("x", "import torch\n", "python"),
@@ -79,6 +80,10 @@ def test_value_by_path() -> None:
         ("hf_args.json", '{"fp16": false}', "hf_arguments"),
         ("a.json", '{"fp16": false}', "deepspeed_json"),
         ("a.json", '{"bf16": {"enabled": true}, "optimizer": {}}', "deepspeed_json"),
+        ("page.json", '{"model": "x", "layers": [], "optimizer": {"time_us": 4}}', "json"),
+        ("a.json", '{"optimiser": {}, "batch": 1, "fp16": {"enabled": true}}', "deepspeed_json"),
+        ("a.yaml", "defaults: [x, _self_]\noutput_dir: o\nper_device_train_batch_size: 2\n", "yaml"),
+        ("a.yaml", "output_dir: o\nper_device_train_batch_size: 2\noptim: {_target_: x.AdamW}\n", "yaml"),
         ("x", "", "other"),
     ],
 )

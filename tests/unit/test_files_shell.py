@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+
 import pytest
 
+from dslaunch.files import python
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, read_fileset
 from dslaunch.files.position import Position
@@ -52,7 +56,7 @@ def test_a_script_of_megatron_with_its_variables_filled_in() -> None:
     torchrun = found.launcher("torchrun")
     assert torchrun
     assert torchrun.options.value("--nproc_per_node") == "8"
-    assert torchrun.options.value("--nnodes") == "$SLURM_NNODES"
+    assert torchrun.options.value("--nnodes") == "2"
     assert found.script
     assert found.script.text == "pretrain_gpt.py"
     assert flags(found) == {
@@ -166,7 +170,8 @@ def test_a_heredoc_is_no_command_and_can_be_read_by_itself() -> None:
     assert [launch.script.text for launch in found.launches if launch.script] == ["u.py"]
     heredoc, literal = (command.heredoc for command in found.commands if command.heredoc)
     assert (heredoc.at, heredoc.expands, literal.expands) == (Position(2, 1), True, False)
-    (inner,) = heredoc.script().launches
+    (written,) = heredoc.written()
+    (inner,) = script(written.text).launches
     assert inner.at == Position(4, 1)
 
 
@@ -205,6 +210,38 @@ def named(name: str, text: str) -> File:
 def test_deepspeed_env_line_by_line() -> None:
     lines = named(".deepspeed_env", "# c\nA=1\n\nB = 'x y'\n").value
     assert [(line.name, line.value) for line in lines] == [("", ""), ("A", "1"), ("", ""), ("B", "'x y'")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x = f"{d["a"]}"\ny = 1\n',
+        'x = f"{d["a"]:>{n["w"]}} it\'s {{}}" "more"\ny = 1\n',
+        'x = f"{"\\n".join(a)}"; y = 1\n',
+        "x = f'{f'{f'{1}'}'}'\ny = 1\n",
+        'print(f"a {  # why\n\n  1\n}", y)\n',
+        'x = rf"""{\na["b"]}"""\ny = 1\n',
+    ],
+)
+def test_f_strings_of_a_newer_python_are_read_past(text: str) -> None:
+    script = python.parse(text)
+    assert not script.problems
+    found = next(node for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id == "y")
+    before = text[: text.rfind("y")]
+    assert (found.lineno, found.col_offset) == (before.count("\n") + 1, len(before) - before.rfind("\n") - 1)
+
+
+@pytest.mark.parametrize("text", ['x = f"{a"\n', 'x = f"{a["b}"\n', 'print(f"{x["a"]}"\n', 'x = f"{a\n'])
+def test_f_strings_that_no_python_reads(text: str) -> None:
+    assert [problem.rule for problem in python.parse(text).problems] == ["file.syntax"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="is read")
+@pytest.mark.parametrize("text", ["type Size = int\n", "def f[T](x: T): ...\n", "class A[T]: ...\n"])
+def test_a_newer_python_is_said_to_be_one(text: str) -> None:
+    (problem,) = python.parse(text).problems
+    assert problem.rule == "file.unread"
+    assert "3.12" in problem.message
 
 
 def test_a_python_script_is_a_tree_with_places() -> None:
