@@ -86,7 +86,7 @@ def _mending(function: Verb) -> Verb:
 )
 @click.option("--format", "form", default="text", metavar="text|json|sarif|github", help="How to print it.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--fail-on", default="error", show_default=True, help="Exit with 6 at this severity or above.")
+@click.option("--fail-on", default="hang", show_default=True, help="Exit with 6 at this severity or above.")
 @_topology
 @_choice
 @_mending

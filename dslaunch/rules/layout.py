@@ -65,12 +65,11 @@ def duplicate(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
     for file in files.of("hostfile"):
         first: dict[str, int] = {}
         for line in file.value:
-            if _GAP.fullmatch(line.host):
-                continue
             if line.host in first:
                 message = f"{line.host} stands in line {first[line.host]} already; the launcher raises ValueError."
                 fix = "Keep one line for the host, with all its slots."
-                yield Hit(file.name, Position(line.line, 1), message, fix)
+                gap: Severity | None = "info" if _GAP.fullmatch(line.host) else None
+                yield Hit(file.name, Position(line.line, 1), message, fix, gap)
             elif line.host:
                 first[line.host] = line.line
 

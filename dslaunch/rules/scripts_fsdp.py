@@ -10,10 +10,13 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_bindings import possible
+from dslaunch.rules.scripts_guards import one_rank_guard
 from dslaunch.rules.scripts_tree import FSDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _RAN = "torch 2.13, run on two ranks"
+_SHARD = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
+_GATHERED = re.compile(r"optim_state_dict|optimizer_state_dict|get_state_dict")
 _WHOLE = re.compile(r"NO_SHARD")
 _APART = re.compile(r"lambda|fsdp_auto_wrap_policy|lambda_auto_wrap_policy|_or_policy|CustomPolicy")
 """Policies that may put what is trained into units of its own."""
@@ -33,6 +36,30 @@ def clipping(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                     "and scales them by a factor of its own."
                 )
                 yield script.hit(call, message, f"Call {name}.clip_grad_norm_(...), on all ranks.")
+
+
+@rule("script.fsdp-optimizer", severity="wrong", raised_by="nobody", evidence=_RAN)
+def optimizer_state(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An optimizer's state under FSDP that one rank saves: the moments of its own shard, and no other's."""
+    for script in scripts(files):
+        sharded = script.called(FSDP, *_SHARD) and not _WHOLE.search(script.python.text)
+        if not sharded or _GATHERED.search(script.python.text):
+            continue
+        for call in script.called("torch.save"):
+            saved = [each for each in ast.walk(call.node) if isinstance(each, ast.Call)]
+            if one_rank_guard(call) and any(_is_optimizers(script, each, call) for each in saved):
+                message = "one rank's shard alone: the moments of all others are lost, and a resume goes wrong."
+                fix = "Gather it on all ranks: FSDP.optim_state_dict, or get_optimizer_state_dict."
+                yield script.hit(call, message, fix)
+
+
+def _is_optimizers(script: Script, node: ast.Call, call: Call) -> bool:
+    """Whether it is `state_dict()` of what a class of torch.optim makes."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "state_dict":
+        return False
+    made = possible(script, node.func.value, call.around)
+    names = (script.name(each.func) for each in made if isinstance(each, ast.Call))
+    return any(name.startswith("torch.optim.") and "lr_scheduler" not in name for name in names)
 
 
 @rule("script.fsdp-frozen", severity="error", raised_by="torch", evidence=_RAN)
