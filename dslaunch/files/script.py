@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from dslaunch.files import slurm
+from dslaunch.files import blocks, slurm
 from dslaunch.files.commands import CommandLine, command_line
 from dslaunch.files.flags import Word
 from dslaunch.files.heredoc import PIECE, Heredoc
@@ -113,6 +113,8 @@ def parse(text: str) -> ShellScript:
         problems = (Problem("file.syntax", str(error), reader.lines.position(error.at)),)
     stray = (lines.position(at) for at in reader.variables.stray[:1] for lines in (reader.lines,))
     problems += tuple(Problem("file.syntax", _STRAY, at) for at in stray)
+    if not problems and (wrong := blocks.fault(text)):
+        problems = (Problem("file.syntax", wrong[0], reader.lines.position(wrong[1])),)
     values = reader.variables.values.items()
     settled = {name: value.text for name, value in values if value.known and not value.array}
     found = tuple(reader.commands)
