@@ -47,7 +47,7 @@ _EMPTY = re.compile(r"(?:len\(.+\)|.+\.(?:numel|sum|size)\(.*\)|.+\.shape\[0\]) 
 """Questions whether there is anything in a batch; its size is the same on all ranks by DistributedSampler."""
 JOINS = re.compile(r"\bJoin\(|with \w+\.join\(")
 """torch's Join, in which a rank that is through takes part in the others' collectives."""
-_RANK = re.compile(r"rank|process_index")
+_RANK = re.compile(r"(?i)rank|process_index")
 
 
 @dataclass(frozen=True)

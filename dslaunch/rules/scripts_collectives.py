@@ -129,7 +129,7 @@ def _moves(script: Script, call: Call, model: str) -> bool:
 
 
 _LISTS = {"gather": "gather_list", "scatter": "scatter_list", "gather_object": "object_gather_list"}
-_RANK = re.compile(r"rank|is_main|is_master|main_process|process_index")
+_RANK = re.compile(r"(?i)rank|is_main|is_master|main_process|process_index")
 _PLACES = {"gather": 1, "scatter": 1, "gather_object": 1}
 
 

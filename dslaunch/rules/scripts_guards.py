@@ -21,8 +21,8 @@ OF_ACCELERATE = frozenset(
 SEES = re.compile(r"exists\(|is_?file\(|is_?dir\(")
 """Questions whether a file is there."""
 _FIRST = re.compile(
-    r"\brank\b|local_rank|global_rank|get_rank\(|process_index|is_main|is_master|main_process|master_process"
-    r"|process_zero"
+    r"\brank\b|\b(?:LOCAL_|GLOBAL_|WORLD_)?RANK\b|local_rank|global_rank|get_rank\(|process_index|is_main|is_master"
+    r"|main_process|master_process|process_zero"
 )
 _FIRST_RANK: Mapping[tuple[type[ast.cmpop], int | None], bool] = {
     (ast.Eq, 0): True, (ast.Lt, 1): True, (ast.LtE, 0): True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from dslaunch.files.fileset import FileSet
@@ -11,11 +10,11 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.batch import STEPS
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_guards import guards
+from dslaunch.rules.scripts_guards import guards, on_one_rank
 from dslaunch.rules.scripts_tree import Script, scripts
 from dslaunch.rules.settings import Settings
 
-_RANK = re.compile(r"\b(?:global_rank|rank|world_rank)\b(?!\s*(?:!=|==|>=|>)\s*-1)|\bget_rank\(\)")
+_RANKS = frozenset({"GLOBAL_RANK", "RANK", "get_rank", "global_rank", "rank", "world_rank"})
 _FIRST = ("local_main_process_first", "main_process_first")
 
 
@@ -28,10 +27,22 @@ def new_group(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
     for script in scripts(files):
         for call in script.called("torch.distributed.new_group"):
             alone = call.keyword("use_local_synchronization")
-            if alone is None and any(_RANK.search(ast.unparse(node.test)) for node, _ in guards(call)):
+            if alone is None and any(_asks_for_a_rank(node.test) for node, _ in guards(call)):
                 message = "new_group needs every rank, members or not, and not all get here: they wait for ever."
                 fix = "Make all groups on all ranks, in the same order, and choose afterwards."
                 yield script.hit(call, message, fix)
+
+
+def _asks_for_a_rank(test: ast.expr) -> bool:
+    """Whether a condition holds on some ranks: no comparison with -1, and no question whether there are ranks."""
+    for node in (each for each in ast.walk(test) if isinstance(each, ast.Compare)):
+        sides = [node.left, *node.comparators]
+        if any(ast.unparse(each) == "-1" or "environ" in ast.unparse(each) for each in sides[1:]):
+            continue
+        words = (each for side in sides for each in ast.walk(side) if isinstance(each, ast.Name | ast.Attribute))
+        if any((each.id if isinstance(each, ast.Name) else each.attr) in _RANKS for each in words):
+            return True
+    return on_one_rank(test) is not None
 
 
 @rule(

@@ -23,7 +23,9 @@ _DRAWN = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{12,}")
 """What issuers draw, for a variable of a script's own: token_key="tokens" is none."""
 _BY_NAME = re.compile(r"--[\w-]*secret[\w-]*(?:=|\s+)['\"]?$")
 """An option that takes NAME=SECRET, where SECRET is what a store calls it."""
-_EXAMPLE = re.compile(r"://(?:user(?:name)?|admin|foo|me):(?:pass(?:word|wd)?|pw|secret|bar|x+)@", re.IGNORECASE)
+_EXAMPLE = re.compile(
+    r"://(?:user(?:name)?|admin|foo|me|x+):(?:pass(?:word|wd)?|pw|secret|bar|x+)@", re.IGNORECASE
+)
 """The user and password of examples."""
 
 

@@ -16,12 +16,13 @@ from dslaunch.rules.megatron_run import switches
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.slips import is_slip
-from dslaunch.rules.slurm_job import jobs
+from dslaunch.rules.slurm_job import Job, jobs
 
 _BASH = "the manual page of bash 5.2, run"
 _REFERENCE = re.compile(r'"\$\{?(\w+)(?:\[\*\])?\}?"')
 _ALONE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _ENTRY = re.compile(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}")
+_LINE_OF = re.compile(r"""\bsed\s+-n\s+["']?\$\{?SLURM_ARRAY_TASK_ID\}?["']?p""")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::\d+)?)?")
 _BROUGHT = re.compile(r"^\s*(?:source|\.)\s|(?<![-\w])(?:eval|getopts?)\s|\bset\s+-a\b", re.MULTILINE)
 """What may set variables that the script doesn't name."""
@@ -107,6 +108,7 @@ def entry(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         tasks = _tasks(asked.value) if asked else None
         if asked is None or tasks is None:
             continue
+        yield from _lines_from_1(job, tasks[0])
         said: set[str] = set()
         for found in _ENTRY.finditer(job.file.text):
             count = job.script.arrays.get(found[1], 0)
@@ -117,6 +119,16 @@ def entry(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             message = f"task {tasks[1]} takes an entry of {found[1]}, whose {count} count from 0: it is empty."
             off_by_one = tasks == (1, count)
             fix = f"Write --array=0-{count - 1}." if off_by_one else f"Take tasks from 0 to {count - 1}."
+            yield Hit(job.file.name, Lines(job.file.text).position(found.start()), message, fix)
+
+
+def _lines_from_1(job: Job, first: int) -> Iterator[Hit]:
+    """`sed -n "${SLURM_ARRAY_TASK_ID}p" FILE` for task 0."""
+    for found in _LINE_OF.finditer(job.file.text) if first == 0 else ():
+        line = job.file.text[job.file.text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if not line.lstrip().startswith("#"):
+            message = "task 0 asks sed for line 0, and lines count from 1: invalid usage of line address 0."
+            fix = "Let --array begin with 1, or write $((SLURM_ARRAY_TASK_ID + 1))p."
             yield Hit(job.file.name, Lines(job.file.text).position(found.start()), message, fix)
 
 
