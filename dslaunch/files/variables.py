@@ -40,6 +40,10 @@ _MAX_CHARACTERS = 1_000_000
 """What one script's variables may fill in, in all."""
 
 
+_ONE_WORD = frozenset({"MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "WORLD_SIZE"})
+"""Variables that hold a word: `MASTER_ADDR="address of the first node"` is a gap to be filled in."""
+
+
 @dataclass(frozen=True)
 class Value:
     """What a variable holds, as the words it makes without quotes."""
@@ -120,11 +124,16 @@ class Variables:
             value = Value(tuple(words), array=True)
         else:
             value = Value(tuple(self._split(Token("word", start, token.end))))
+            if name in _ONE_WORD and len(value.words) > 1:
+                value = self._untold(name)
         if match[2]:
             earlier = self.values.get(name, Value(()))
             value = Value(earlier.words + value.words, earlier.array)
         self.values[name] = value
         return True
+
+    def _untold(self, name: str) -> Value:
+        return Value((Word(f"${name}", self.lines.position(0), known=False),))
 
     def _value(self, name: str) -> Value | None:
         late = self.of_step and self._late
@@ -137,7 +146,7 @@ class Variables:
             values: what a loop gives it, one after the other.
         """
         self._remember(name)
-        self.values[name] = Value((Word(f"${name}", self.lines.position(0), known=False),))
+        self.values[name] = self._untold(name)
         found = tuple(values)
         self._looped[name] = tuple(word.text for word in found) if all(word.known for word in found) else ()
 
