@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dslaunch.files.position import START, Position, Problem
 
@@ -59,7 +60,12 @@ class Arguments:
 
     def has(self, *names: str) -> bool:
         """Whether one of these options is given."""
-        return self.flag(*names) is not None
+        return not self.names.isdisjoint(names)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names that are given."""
+        return frozenset(flag.name for flag in self.flags)
 
     def value(self, *names: str) -> str | None:
         """The last value given to one of these options, or None."""

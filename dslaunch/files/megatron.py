@@ -19,7 +19,7 @@ _ENOUGH = 3
 
 def is_megatron(launch: CommandLine) -> bool:
     """Whether the command starts a script that reads Megatron's arguments: by its name, or by what it is given."""
-    given = sum(launch.arguments.has(name) for name in _FLAGS)
+    given = len(launch.arguments.names & _FLAGS)
     named = launch.script is not None and _SCRIPT.fullmatch(launch.script.text) is not None
     return given >= (1 if named else _ENOUGH)
 
