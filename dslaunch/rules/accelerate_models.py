@@ -66,7 +66,7 @@ def _model(script: Script, node: ast.expr) -> str:
     name = script.name(made.func) if isinstance(made, ast.Call) else ""
     loaded = re.search(r"(?:AutoModel\w*|For[A-Z]\w+|Model)\.from_pretrained$", name)
     classes = (
-        each for each in ast.walk(script.python.tree) if isinstance(each, ast.ClassDef) and each.name == name
+        each for each in script.nodes if isinstance(each, ast.ClassDef) and each.name == name
     )
     own = any("Module" in ast.unparse(base) for each in classes for base in each.bases)
     built = name.startswith("torch.nn.") and not name.endswith("Loss")

@@ -117,7 +117,7 @@ def _read_by_scripts(files: FileSet) -> set[str]:
     for script in scripts(files):
         asked = [call.argument("key", 0) for call in script.called("os.environ.get", "os.getenv")]
         asked += [
-            node.slice for node in ast.walk(script.python.tree)
+            node.slice for node in script.nodes
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
             and script.name(node.value) == "os.environ"
         ]  # fmt: skip

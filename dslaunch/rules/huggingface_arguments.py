@@ -66,7 +66,7 @@ def _of_calls(files: FileSet) -> Iterator[Hit]:
     """The class itself takes no other keyword at all."""
     known = trainer_words("arguments")
     for script in scripts(files):
-        own = {node.name for node in ast.walk(script.python.tree) if isinstance(node, ast.ClassDef)}
+        own = {node.name for node in script.nodes if isinstance(node, ast.ClassDef)}
         for call in script.calls:
             elsewhere = call.name.partition(".")[0] not in ("transformers", call.method)
             if call.method not in _CLASSES or call.method in own or elsewhere:
@@ -240,7 +240,7 @@ def _are_trainers_own(files: FileSet, name: str) -> bool:
 
 
 def _is_read_as_it_is(files: FileSet) -> bool:
-    nodes = (node for script in scripts(files) for node in ast.walk(script.python.tree))
+    nodes = (node for script in scripts(files) for node in script.nodes)
     return any(isinstance(node, ast.Attribute) and node.attr in _READERS for node in nodes)
 
 

@@ -110,7 +110,7 @@ def _own_fields(files: FileSet) -> set[str]:
     return {
         line.target.id
         for script in scripts(files)
-        for node in ast.walk(script.python.tree)
+        for node in script.nodes
         if isinstance(node, ast.ClassDef)
         for line in node.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
@@ -120,7 +120,7 @@ def _own_fields(files: FileSet) -> set[str]:
 def _is_plain(files: FileSet) -> bool:
     """Whether scripts are seen to use the Trainer's own class of arguments."""
     names = {
-        node.id for script in scripts(files) for node in ast.walk(script.python.tree) if isinstance(node, ast.Name)
+        node.id for script in scripts(files) for node in script.nodes if isinstance(node, ast.Name)
     }
     return bool(names & _PLAIN) and not any(name.endswith("Config") for name in names)
 

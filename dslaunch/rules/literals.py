@@ -136,7 +136,7 @@ def _number(node: ast.expr) -> Any:
 
 def _changes(script: Script, name: str) -> Iterator[tuple[Path, Position]]:
     """What the script sets in a dictionary after it was written: the keys, () where that isn't told."""
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
             root, path = _subscripted(node)
             if root == name:

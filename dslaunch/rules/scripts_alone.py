@@ -168,9 +168,10 @@ class Alone:
     def _flags(self) -> dict[str, Kind]:
         """Names bound once to a condition that differs from rank to rank."""
         own = (
-            (name, self._judged(value, {})) for name, value in self._assigned() if name not in self._shared
-        )
-        return {name: kind for name, kind in own if kind and len(self.script.bound_at.get(name, ())) == 1}
+            (name, self._judged(value, {})) for name, value in self._assigned()
+            if name not in self._shared and len(self.script.bound_at.get(name, ())) == 1
+        )  # fmt: skip
+        return {name: kind for name, kind in own if kind}
 
     def _assigned(self) -> Iterator[tuple[str, ast.expr]]:
         """`NAME = value`, in the order of the lines."""

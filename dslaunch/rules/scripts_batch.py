@@ -56,7 +56,7 @@ def _trains(script: Script, call: Call) -> bool:
     """Whether a loop over the loader's one name holds the engine's backward pass or step."""
     names = {name for name in script.bound_at if script.bound(ast.Name(name, ast.Load())) is call.node}
     passes = {f"{engine}.{method}" for engine in script.engines for method in ("backward", "step")}
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.For) and any(
             isinstance(each, ast.Name) and each.id in names for each in ast.walk(node.iter)
         ):

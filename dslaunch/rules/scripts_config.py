@@ -163,5 +163,5 @@ def _given(value: ast.expr | None) -> bool:
 
 def _cleared(script: Script) -> bool:
     """Whether the script itself takes the name out of its arguments, as Megatron-DeepSpeed does."""
-    stored = (node for node in ast.walk(script.python.tree) if isinstance(node, ast.Attribute))
+    stored = (node for node in script.nodes if isinstance(node, ast.Attribute))
     return any(node.attr == "deepspeed_config" and not isinstance(node.ctx, ast.Load) for node in stored)

@@ -73,7 +73,7 @@ def engine_scheduler(_plan: Plan | None, files: FileSet, _settings: Settings) ->
     for script, _ in _engines(files):
         owned = {
             ast.unparse(node.targets[0].elts[3])
-            for node in ast.walk(script.python.tree)
+            for node in script.nodes
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
             and script.name(node.value.func) == "deepspeed.initialize"
             and isinstance(node.targets[0], ast.Tuple) and len(node.targets[0].elts) == 4

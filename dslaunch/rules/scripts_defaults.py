@@ -108,7 +108,7 @@ def _of_argument(files: FileSet, script: Script, owner: str, name: str) -> Any:
 def _arguments(script: Script) -> set[str]:
     """Names that hold what a parser returns, in the whole file."""
     held: set[str] = set()
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             function = node.value.func
             parses = isinstance(function, ast.Attribute) and function.attr in _PARSES
@@ -127,7 +127,7 @@ def _changed(script: Script, name: str) -> bool:
     return "set_defaults" in script.python.text or any(
         isinstance(node, ast.Attribute) and node.attr == name and not isinstance(node.ctx, ast.Load)
         and isinstance(node.value, ast.Name) and node.value.id != "self"
-        for node in ast.walk(script.python.tree)
+        for node in script.nodes
     )  # fmt: skip
 
 

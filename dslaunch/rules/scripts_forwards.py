@@ -61,7 +61,7 @@ _FIX = "Call it on every rank in each pass: on zeros, with the result times 0, w
 
 def _conditional(script: Script) -> Iterator[tuple[ast.expr, str]]:
     """Conditions in forward on what its arguments hold, and the part that one branch alone calls."""
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if not isinstance(node, ast.ClassDef) or "Module" not in " ".join(map(ast.unparse, node.bases)):
             continue
         functions = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}

@@ -113,7 +113,7 @@ def _method(script: Script, call: Call) -> ast.FunctionDef | None:
     """The method of a class of the file, of an object that is made of it in one place."""
     made = script.bound(ast.Name(call.owner, ast.Load())) if call.owner.isidentifier() else None
     name = script.name(made.func) if isinstance(made, ast.Call) else ""
-    for node in ast.walk(script.python.tree) if name else ():
+    for node in script.nodes if name else ():
         if isinstance(node, ast.ClassDef) and node.name == name:
             methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
             return next((each for each in methods if each.name == call.method), None)

@@ -130,7 +130,7 @@ def _owners(given: ast.expr) -> set[str]:
 def _related(script: Script, name: str, but: ast.Call) -> set[str]:
     """The name, and every other that an assignment, but for that of a call, binds together with it."""
     found = {name}
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.Assign) and node.value is not but:
             names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
             found |= names if name in names else set()

@@ -45,7 +45,7 @@ def loader(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 
 def _streams(script: Script) -> set[str]:
     """The file's own classes that are an IterableDataset."""
-    classes = (node for node in ast.walk(script.python.tree) if isinstance(node, ast.ClassDef))
+    classes = (node for node in script.nodes if isinstance(node, ast.ClassDef))
     return {node.name for node in classes if any(script.name(base) == _STREAM for base in node.bases)}
 
 
@@ -164,7 +164,7 @@ def _run_by_workers(script: Script, call: Call) -> Iterator[tuple[str, ast.AST]]
         yield name, script.functions[name]
     data = script.bound(call.argument("dataset", 0))
     made = script.name(data.func) if isinstance(data, ast.Call) else ""
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.ClassDef) and node.name == made:
             for part in node.body:
                 if isinstance(part, ast.FunctionDef) and part.name in ("__getitem__", "__getitems__", "__iter__"):

@@ -233,7 +233,7 @@ def _makers(script: Script, own: set[str]) -> list[str]:
 def _parses(script: Script, own: set[str]) -> Iterator[tuple[str, ast.Call]]:
     """Where a parser reads its words: `parser.parse_args()`, or `get_parser().parse_args()`."""
     makers = _makers(script, own)
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         if node.func.attr in ("parse_args", "parse_known_args"):
@@ -283,7 +283,7 @@ def _hands_over(script: Script, call: Call, own: set[str]) -> bool:
 
 def _groups(script: Script, own: set[str]) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             owner, _, method = script.name(node.value.func).rpartition(".")
             if method in _GROUPS and owner in own | found:

@@ -141,7 +141,7 @@ _MOVES = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bflo
 def _is_namespace(script: Script, name: str) -> bool:
     """Whether an argument of a function is what everywhere else in the file is what argparse made."""
     made = [
-        node.value for node in ast.walk(script.python.tree)
+        node.value for node in script.nodes
         if isinstance(node, ast.Assign)
         and any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
     ]  # fmt: skip

@@ -197,7 +197,7 @@ def unused_part(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
     for script in scripts(files):
         wraps = list(_wraps(script)) if not _LOOKS_THROUGH.search(script.python.text) else []
         texts = {ast.unparse(_scope(script, made)) for made, _, _ in wraps}
-        for node in ast.walk(script.python.tree) if wraps and not _FREEZES.search(script.python.text) else ():
+        for node in script.nodes if wraps and not _FREEZES.search(script.python.text) else ():
             if not isinstance(node, ast.ClassDef) or not any(f"{node.name}(" in text for text in texts):
                 continue
             if [script.name(base) for base in node.bases] != ["torch.nn.Module"]:

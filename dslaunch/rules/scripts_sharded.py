@@ -48,7 +48,7 @@ def sharded(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[H
 
 
 def _models(script: Script, *, stage3: bool) -> Iterator[_Made]:
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.With) and any(_shards(script, item.context_expr) for item in node.items):
             why = f"zero.Init in line {node.lineno}"
             for statement in node.body:

@@ -54,18 +54,24 @@ def shared_stream(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
 def _stream(script: Script, data: ast.expr) -> str:
     """The class, or load_dataset, that makes a stream in which no rank is told of; empty for anything else."""
     made = script.name(data.func) if isinstance(data, ast.Call) else ""
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         if isinstance(node, ast.ClassDef) and node.name == made:
             own = [script.name(base) for base in node.bases] == [_STREAM]
             return made if own and not _SHARES.search(ast.unparse(node)) else ""
     held = (script.bound(each) for each in ast.walk(data) if isinstance(each, ast.Name))
     nodes = [each for part in (data, *held) if part is not None for each in ast.walk(part)]
-    calls = (Call(each, script.name(each.func), ()) for each in nodes if isinstance(each, ast.Call))
+    calls = [Call(each, script.name(each.func), ()) for each in nodes if isinstance(each, ast.Call)]
     streams = any(
         each.name.endswith("load_dataset") and script.constant(each.keyword("streaming")) is True
         for each in calls
     )
-    return "load_dataset" if streams else ""
+    ordered = any("rank" in ast.unparse(each).lower() for each in nodes if _is_shuffle(each))
+    return "load_dataset" if streams and not ordered else ""
+
+
+def _is_shuffle(node: ast.AST) -> bool:
+    """Whether it is `.shuffle(...)`: by a seed of its own each rank reads in another order."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "shuffle"
 
 
 _BY_RANK = re.compile(
@@ -83,11 +89,11 @@ def uneven_stream(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
         if script.by_framework or not script.own_loop or JOINS.search(script.python.text):
             continue
         streams = {
-            node.name for node in ast.walk(script.python.tree)
+            node.name for node in script.nodes
             if isinstance(node, ast.ClassDef) and [script.name(base) for base in node.bases] == [_STREAM]
             and _BY_RANK.search(text := ast.unparse(node)) and not _ENDLESS.search(text)
         }  # fmt: skip
-        for loop in ast.walk(script.python.tree) if streams else ():
+        for loop in script.nodes if streams else ():
             name = _read(script, loop) if isinstance(loop, ast.For) else ""
             if isinstance(loop, ast.For) and name in streams and not _bounded(loop):
                 message = (

@@ -66,7 +66,7 @@ def _beside(condition: ast.If, engines: set[str]) -> bool:
 def engine_tuple(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """All four that deepspeed.initialize returns, in one name that is used as the engine."""
     for script in scripts(files):
-        for node in ast.walk(script.python.tree) if script.deepspeed else ():
+        for node in script.nodes if script.deepspeed else ():
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
             target, call = node.targets[0], node.value
@@ -93,7 +93,7 @@ def engine_tuple(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
 def _rebound(script: Script, name: str, made: ast.Assign, use: Call) -> bool:
     """Whether the name is bound again before its use; an attribute anywhere else in the file."""
     if "." in name:
-        assigned = (node for node in ast.walk(script.python.tree) if isinstance(node, ast.Assign))
+        assigned = (node for node in script.nodes if isinstance(node, ast.Assign))
         parts = (part for node in assigned for each in node.targets for part in ast.walk(each))
         return sum(isinstance(part, ast.Attribute) and ast.unparse(part) == name for part in parts) > 1
     return any(made.lineno < line <= use.node.lineno for line in script.bound_at.get(name, ()))

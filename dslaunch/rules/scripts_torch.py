@@ -93,7 +93,7 @@ def set_epoch(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
 
 
 def _epochs(script: Script) -> bool:
-    loops = (node for node in ast.walk(script.python.tree) if isinstance(node, ast.For))
+    loops = (node for node in script.nodes if isinstance(node, ast.For))
     return any("epoch" in ast.unparse(loop.target) for loop in loops)
 
 
@@ -296,7 +296,7 @@ def module_prefix(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
 
 def _strips(script: Script) -> bool:
     """Whether the file takes the prefix off, or puts it on, where it loads."""
-    nodes = ast.walk(script.python.tree)
+    nodes = script.nodes
     texts = (str(node.value) for node in nodes if isinstance(node, ast.Constant))
     named = any(re.fullmatch(r"\^?module\\?\.", text) for text in texts)
     return named or bool(script.methods("consume_prefix_in_state_dict_if_present"))
@@ -372,7 +372,7 @@ def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
 
 def _uses_its_local_rank(script: Script) -> bool:
     """Whether the argument is read here, or may be elsewhere: what was parsed is handed on as a whole."""
-    nodes = list(ast.walk(script.python.tree))
+    nodes = list(script.nodes)
     if any(isinstance(node, ast.Attribute) and node.attr == "local_rank" for node in nodes):
         return True
     parsed = {

@@ -68,10 +68,15 @@ class Script:
     python: PythonScript
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree, from the outside in; rules ask for them many times."""
+        return tuple(ast.walk(self.python.tree))
+
+    @cached_property
     def imports(self) -> dict[str, str]:
         """Local name -> full name."""
         found: dict[str, str] = {}
-        for node in ast.walk(self.python.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     found[alias.asname or alias.name.partition(".")[0]] = (
@@ -128,15 +133,21 @@ class Script:
     def assigned(self, function: str, *, first: bool = False) -> set[str]:
         """Names that hold what calls of `function` return; the first of several where `first`."""
         held: set[str] = set()
-        for node in ast.walk(self.python.tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if self.name(node.value.func) != function:
-                    continue
-                target = node.targets[0]
-                if isinstance(target, ast.Tuple):
-                    target = target.elts[0] if first else target
-                held.add(ast.unparse(target))
+        for node in self._made.get(function, ()):
+            target = node.targets[0]
+            if isinstance(target, ast.Tuple):
+                target = target.elts[0] if first else target
+            held.add(ast.unparse(target))
         return held
+
+    @cached_property
+    def _made(self) -> Mapping[str, list[ast.Assign]]:
+        """Assignments of what a call returns, by the function's name."""
+        found: dict[str, list[ast.Assign]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                found.setdefault(self.name(node.value.func), []).append(node)
+        return found
 
     def constant(self, node: ast.expr | None) -> Any:
         """The value of a literal, or of a name that is bound to one, once in the file; None for anything else."""
@@ -153,7 +164,7 @@ class Script:
 
         What a `prepare` of accelerate gives back under the same name is the same object still.
         """
-        nodes = list(ast.walk(self.python.tree))
+        nodes = list(self.nodes)
         wrapped = {
             id(each) for node in nodes
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
@@ -175,7 +186,7 @@ class Script:
     def bound_at(self) -> Mapping[str, list[int]]:
         """The lines in which each name is bound."""
         found: dict[str, list[int]] = {}
-        for node in ast.walk(self.python.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 found.setdefault(node.id, []).append(node.lineno)
         return found
@@ -183,7 +194,7 @@ class Script:
     @cached_property
     def functions(self) -> Mapping[str, ast.FunctionDef]:
         """The functions of the file, by name."""
-        nodes = ast.walk(self.python.tree)
+        nodes = self.nodes
         return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
 
     @cached_property
@@ -193,7 +204,7 @@ class Script:
         used |= {call.method for call in self.calls}
         bases = {
             self.name(base).rpartition(".")[2]
-            for node in ast.walk(self.python.tree) if isinstance(node, ast.ClassDef) for base in node.bases
+            for node in self.nodes if isinstance(node, ast.ClassDef) for base in node.bases
         }  # fmt: skip
         return any(_TRAINERS.fullmatch(name) for name in used | bases)
 

@@ -98,7 +98,7 @@ def engine_optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> I
 def _optimizers(script: Script) -> set[str]:
     """Names that hold what deepspeed.initialize returns second."""
     found: set[str] = set()
-    for node in ast.walk(script.python.tree):
+    for node in script.nodes:
         target = node.targets[0] if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else None
         made = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and script.name(node.value.func)
         if made == "deepspeed.initialize" and isinstance(target, ast.Tuple) and len(target.elts) > 1:
@@ -127,7 +127,7 @@ def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
 
 def _shown(script: Script) -> Iterator[tuple[str, ast.Assign]]:
     """`os.environ["CUDA_VISIBLE_DEVICES"] = str(NAME)`, with the name."""
-    for each in ast.walk(script.python.tree):
+    for each in script.nodes:
         if isinstance(each, ast.Assign) and "CUDA_VISIBLE_DEVICES" in ast.unparse(each.targets[0]):
             value = each.value
             if isinstance(value, ast.Call) and script.name(value.func) == "str" and len(value.args) == 1:

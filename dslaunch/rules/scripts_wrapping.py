@@ -124,7 +124,7 @@ def wrapped(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     """A method of transformers' models called on DDP, which doesn't hand it on."""
     for script in scripts(files):
         calls = script.methods(*_OF_MODELS)[:_MOST]
-        for node in ast.walk(script.python.tree) if calls else ():
+        for node in script.nodes if calls else ():
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
             if script.name(node.value.func) != DDP or not isinstance(node.targets[0], ast.Name):
@@ -205,7 +205,7 @@ def _owner(call: ast.Call) -> str:
 def _bodies(script: Script) -> Iterator[ast.AST]:
     """Each function, or the whole file where it has none around its loop."""
     functions: list[ast.AST] = [
-        node for node in ast.walk(script.python.tree) if isinstance(node, ast.FunctionDef)
+        node for node in script.nodes if isinstance(node, ast.FunctionDef)
     ]
     yield from functions or (script.python.tree,)
 
@@ -264,7 +264,7 @@ def unprepared(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         if not given or any(call.unpacks or _starred(call) for call in given):
             continue
         told = {ast.unparse(each) for call in given for each in call.node.args}
-        for loop in (node for node in ast.walk(script.python.tree) if isinstance(node, ast.For)):
+        for loop in (node for node in script.nodes if isinstance(node, ast.For)):
             loader = loop.iter.id if isinstance(loop.iter, ast.Name) else ""
             made = script.bound(loop.iter) if loader and loader not in told else None
             trains = any(
