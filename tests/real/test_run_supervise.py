@@ -165,7 +165,7 @@ def test_the_watch_ends_the_tree(tmp_path: Path) -> None:
         return len(asked) > 2
 
     log, out = tmp_path / "log", io.BytesIO()
-    argv = ["bash", "-c", "sleep 1000 & echo $! > helper; wait"]
+    argv = ["bash", "-c", "sleep 1000 & echo $! > helper; sleep 1001; exit $?"]  # 143, whoever ends first
     ended = supervise(argv, tmp_path, os.environ, log, out, lambda _: None, grace_s=1.0, watch=watch)
     assert (ended.status, ended.stopped_by, ended.left_over) == (143, "", 0)
     assert not Path(f"/proc/{(tmp_path / 'helper').read_text().strip()}").exists()
