@@ -31,9 +31,10 @@ _AGAIN = "Render again; what is to stay belongs into the recipe, an override, or
 def syntax(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A text that can't be read as the kind of file it is."""
     fix = "Correct the text here; nothing else of it was checked."
+    shells = {file.name for file in files.of("shell")}
     for found in _problems(files, "file.syntax", fix):
-        is_script = any(found.name == file.name for file in files.of("shell"))
-        yield replace(found, fix="Correct the text here; the rest was read as it stands.") if is_script else found
+        as_it_stands = replace(found, fix="Correct the text here; the rest was read as it stands.")
+        yield as_it_stands if found.name in shells else found
 
 
 @rule("file.duplicate-key", severity="error", raised_by="DeepSpeedConfig", evidence=_PARSER)

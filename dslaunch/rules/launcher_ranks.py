@@ -14,7 +14,8 @@ from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.launcher import HOSTFILE, launches
 from dslaunch.rules.registry import Edit, Hit, rule
-from dslaunch.rules.scripts_tree import Script, scripts
+from dslaunch.rules.scripts_launched import started
+from dslaunch.rules.scripts_tree import Script
 from dslaunch.rules.settings import Settings
 
 _MULTI = "deepspeedai/DeepSpeed:deepspeed/launcher/multinode_runner.py OpenMPIRunner.get_cmd 0.19.8, run"
@@ -96,12 +97,12 @@ def line_end(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
 @rule("script.local-rank-argument", severity="error", raised_by="python", evidence=_LAUNCH)
 def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A script that doesn't take --local_rank, which DeepSpeed's launcher hands to it."""
-    started = {
-        launch.command.script.text.rpartition("/")[2] for launch in launches(files)
-        if launch.command.script is not None and not launch.has("--no_local_rank")
+    found = {
+        script.path: script for launch in launches(files)
+        if not launch.has("--no_local_rank") and (script := started(files, launch.command)) is not None
     }  # fmt: skip
-    for script in scripts(files):
-        for parser in _own_parsers(script) if script.path.rpartition("/")[2] in started else ():
+    for script in found.values():
+        for parser in _own_parsers(script):
             message = "the launcher adds --local_rank=N, and this parser doesn't know it: unrecognized arguments."
             fix = 'Add parser.add_argument("--local_rank", type=int), or start with --no_local_rank.'
             yield Hit(script.path, script.python.at(parser), message, fix)

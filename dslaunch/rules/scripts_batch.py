@@ -11,10 +11,9 @@ from dslaunch.rules.batch import MICRO, STEPS, TRAIN
 from dslaunch.rules.config import Config, one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_defaults import value_of
-from dslaunch.rules.scripts_tree import Call, Script, scripts
+from dslaunch.rules.scripts_tree import LOADER, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
-_LOADER = "torch.utils.data.DataLoader"
 _PARTS = frozenset({"chunk", "split", "tensor_split", "narrow"})
 """With these a script may cut what it draws into passes."""
 
@@ -32,7 +31,7 @@ def loader_batch(plan: Plan | None, files: FileSet, settings: Settings) -> Itera
     for script in scripts(files):
         if len(script.deepspeed) != 1 or script.by_framework or script.methods(*_PARTS):
             continue
-        for call in script.called(_LOADER):
+        for call in script.called(LOADER):
             drawn = value_of(files, script, call.argument("batch_size", 1), call.around)
             if type(drawn) is int and drawn > 0 and drawn != micro and _trains(script, call):
                 counts = f"each pass draws {drawn} samples here, and {MICRO} is {micro:g}"

@@ -11,12 +11,12 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_tree import DDP, FSDP, Call, Script, scripts
+from dslaunch.rules.scripts_tree import DDP, FSDP, FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _ASKS = re.compile(r"\.(?:any|all|sum|numel|max|min|count_nonzero|nonzero)\(|\blen\(")
 """What asks for the content of a tensor, not for whether there is one."""
-_SHARDS = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard", FSDP)
+_SHARDS = (*FULLY_SHARD, FSDP)
 _PLAIN = re.compile(r"(?:Dropout\w*|ReLU|GELU|SiLU|Identity|Softmax|Flatten|\w*Loss|\w*Pool\w*)$")
 """Parts without parameters."""
 

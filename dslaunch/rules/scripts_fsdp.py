@@ -11,11 +11,10 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_bindings import possible
 from dslaunch.rules.scripts_guards import one_rank_guard
-from dslaunch.rules.scripts_tree import FSDP, Call, Script, scripts
+from dslaunch.rules.scripts_tree import FSDP, FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _RAN = "torch 2.13, run on two ranks"
-_SHARD = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
 _GATHERED = re.compile(r"optim_state_dict|optimizer_state_dict|get_state_dict")
 _WHOLE = re.compile(r"NO_SHARD")
 _APART = re.compile(r"lambda|fsdp_auto_wrap_policy|lambda_auto_wrap_policy|_or_policy|CustomPolicy")
@@ -42,7 +41,7 @@ def clipping(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
 def optimizer_state(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An optimizer's state under FSDP that one rank saves: the moments of its own shard, and no other's."""
     for script in scripts(files):
-        sharded = script.called(FSDP, *_SHARD) and not _WHOLE.search(script.python.text)
+        sharded = script.called(FSDP, *FULLY_SHARD) and not _WHOLE.search(script.python.text)
         if not sharded or _GATHERED.search(script.python.text):
             continue
         for call in script.called("torch.save"):

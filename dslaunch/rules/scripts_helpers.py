@@ -14,7 +14,7 @@ from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_branches import others_may_join
 from dslaunch.rules.scripts_guards import COLLECTIVES, OF_ACCELERATE, function_of, one_rank_guard
 from dslaunch.rules.scripts_torch import is_sharded
-from dslaunch.rules.scripts_tree import DDP, Call, Script, scripts
+from dslaunch.rules.scripts_tree import DDP, FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _Kind = Literal["accelerator", "buffers", "engine", "fsdp", "fsdp2", "plain", "zero3"]
@@ -23,7 +23,6 @@ _FORWARD = ("buffers", "fsdp", "fsdp2", "zero3")
 """Those in whose forward pass ranks meet."""
 _DEPTH = 2
 """Functions that are looked into, one called by the other."""
-_SHARD = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
 _STATES = (
     "torch.distributed.checkpoint.save", "torch.distributed.checkpoint.load",
     "torch.distributed.checkpoint.state_dict.get_model_state_dict",
@@ -73,7 +72,7 @@ def _held(script: Script, *, zero3: bool) -> dict[str, _Kind]:
     held: dict[str, _Kind] = dict.fromkeys(script.sharded, "fsdp")
     held |= dict.fromkeys(script.engines, "zero3" if zero3 else "engine")
     held |= dict.fromkeys(script.accelerators, "accelerator")
-    held |= {ast.unparse(call.node.args[0]): "fsdp2" for call in script.called(*_SHARD) if call.node.args}
+    held |= {ast.unparse(call.node.args[0]): "fsdp2" for call in script.called(*FULLY_SHARD) if call.node.args}
     if _BUFFERS.search(script.python.text):
         for call in script.called(DDP):
             around = call.around[0]

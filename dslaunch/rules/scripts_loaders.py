@@ -11,10 +11,9 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_defaults import value_of
 from dslaunch.rules.scripts_guards import guards
-from dslaunch.rules.scripts_tree import DDP, Call, Script, is_none, scripts
+from dslaunch.rules.scripts_tree import DDP, LOADER, Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
-_LOADER = "torch.utils.data.DataLoader"
 _STREAM = "torch.utils.data.IterableDataset"
 _RAN = "torch 2.13, run"
 
@@ -24,7 +23,7 @@ def loader(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
     """A DataLoader with options that exclude each other, or that need processes or a length."""
     for script in scripts(files):
         streams = _streams(script)
-        for call in script.called(_LOADER):
+        for call in script.called(LOADER):
             if not call.unpacks:
                 yield from _needs_workers(files, script, call)
             data = script.bound(call.argument("dataset", 0))
@@ -139,7 +138,7 @@ def worker_cuda(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
     for script in scripts(files):
         if "spawn" in script.python.text or "forkserver" in script.python.text:
             continue
-        for call in script.called(_LOADER):
+        for call in script.called(LOADER):
             workers = value_of(files, script, call.argument("num_workers", 5), call.around)
             if type(workers) is not int or workers < 1:
                 continue

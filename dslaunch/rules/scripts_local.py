@@ -10,11 +10,10 @@ from dataclasses import replace
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, Severity, rule
-from dslaunch.rules.scripts_tree import Script, scripts
+from dslaunch.rules.scripts_tree import INIT, Script, scripts
 from dslaunch.rules.settings import Settings
 
-_INIT = "torch.distributed.init_process_group"
-_ASKED = {"torch.utils.data.DistributedSampler": ("num_replicas", "rank"), _INIT: ("world_size", "rank")}
+_ASKED = {"torch.utils.data.DistributedSampler": ("num_replicas", "rank"), INIT: ("world_size", "rank")}
 """Arguments that are numbers among all ranks; each is given by its name."""
 _RANK = re.compile(r"\bLOCAL_RANK\b|\bSLURM_LOCALID\b|\blocal_rank\b")
 _COUNT = re.compile(r"\bdevice_count\(\)|\bLOCAL_WORLD_SIZE\b|\bSLURM_GPUS_ON_NODE\b|\blocal_world_size\b")
@@ -40,7 +39,7 @@ def local_number(_plan: Plan | None, files: FileSet, settings: Settings) -> Iter
 
 
 def _effect(name: str, nodes: int) -> tuple[str, Severity]:
-    if name == _INIT:
+    if name == INIT:
         return "several processes take themselves for the same rank, and wait for others that never come", "hang"
     return f"every node reads the same samples, {nodes} times in each epoch", "wrong"
 

@@ -11,6 +11,7 @@ import argparse
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from dslaunch.engines.trainer_catalogue import trainer_words
@@ -146,6 +147,7 @@ class Parser:
         return reader
 
 
+@lru_cache(maxsize=1024)
 def parser_of(script: Script) -> Parser | None:
     """The parser that reads a script's command line; None where it isn't all there."""
     try:

@@ -11,11 +11,10 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_guards import function_of, one_rank_guard
-from dslaunch.rules.scripts_tree import ACCELERATOR, Call, Script, scripts
+from dslaunch.rules.scripts_tree import ACCELERATOR, FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _ENGINE = "deepspeedai/DeepSpeed:deepspeed/runtime/engine.py 0.19.8"
-_SHARD = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
 _STATE = "torch.distributed.checkpoint.state_dict.get_model_state_dict"
 _PUT_TOGETHER = re.compile(r"full_tensor|StateDictOptions|full_state_dict|redistribute")
 
@@ -123,7 +122,7 @@ def _counts_passes(script: Script, by: ast.expr, told: str, owner: str) -> bool:
 def fsdp2_state(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """The state of a model under fully_shard, saved by one rank as it stands: the file holds its shards alone."""
     for script in scripts(files):
-        models = {ast.unparse(call.node.args[0]) for call in script.called(*_SHARD) if call.node.args}
+        models = {ast.unparse(call.node.args[0]) for call in script.called(*FULLY_SHARD) if call.node.args}
         if not models or _PUT_TOGETHER.search(script.python.text):
             continue
         for call in script.called("torch.save"):

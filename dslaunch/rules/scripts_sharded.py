@@ -13,7 +13,7 @@ from dslaunch.rules.config import one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_bindings import possible
 from dslaunch.rules.scripts_guards import function_of
-from dslaunch.rules.scripts_tree import Call, Script, scripts
+from dslaunch.rules.scripts_tree import FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _INIT = ("deepspeed.zero.Init", "deepspeed.runtime.zero.Init", "deepspeed.runtime.zero.partition_parameters.Init")
@@ -153,14 +153,13 @@ def _loads(script: Script, function: ast.FunctionDef, name: str) -> bool:
     )  # fmt: skip
 
 
-_SHARD = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
 
 
 @rule("script.fsdp2-load", severity="error", raised_by="torch", evidence="torch 2.13, run")
 def fsdp2_load(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A state of whole tensors that is loaded into a model under fully_shard."""
     for script in scripts(files):
-        shards = [call for call in script.called(*_SHARD) if call.node.args]
+        shards = [call for call in script.called(*FULLY_SHARD) if call.node.args]
         whole = "distribute_tensor" not in script.python.text
         for call in script.methods("load_state_dict") if shards and whole else ():
             made = [each for each in shards if ast.unparse(each.node.args[0]) == call.owner]

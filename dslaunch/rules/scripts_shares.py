@@ -10,10 +10,9 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_alone import JOINS
-from dslaunch.rules.scripts_tree import Call, Script, scripts
+from dslaunch.rules.scripts_tree import LOADER, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
-_LOADER = "torch.utils.data.DataLoader"
 _STREAM = "torch.utils.data.IterableDataset"
 _SHARES = re.compile(
     r"rank|world|replica|num_shards|\.shard\(|split_\w*node|process_index|random|\brandn?\b|randint|randperm"
@@ -31,7 +30,7 @@ def shared_stream(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
     for script in scripts(files):
         if script.by_framework or not script.own_loop or _ELSEWHERE.search(script.python.text):
             continue
-        for call in script.called(_LOADER):
+        for call in script.called(LOADER):
             given = call.argument("dataset", 0)
             data = script.bound(given)
             if data is None:
@@ -111,7 +110,7 @@ def _read(script: Script, loop: ast.For) -> str:
         given = given.args[0] if given.args else None
     made = script.bound(given)
     data = script.bound(made.args[0]) if isinstance(made, ast.Call) and made.args else None
-    loads = isinstance(made, ast.Call) and script.name(made.func) == _LOADER
+    loads = isinstance(made, ast.Call) and script.name(made.func) == LOADER
     return script.name(data.func) if loads and isinstance(data, ast.Call) else ""
 
 

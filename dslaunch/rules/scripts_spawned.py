@@ -1,4 +1,4 @@
-"""Training scripts that start their ranks themselves: where these meet."""
+"""Training scripts that start their ranks themselves: where these meet, and what they import again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts_guards import function_of
-from dslaunch.rules.scripts_tree import Call, Script, is_none, scripts
+from dslaunch.rules.scripts_guards import function_of, guards
+from dslaunch.rules.scripts_launched import launched
+from dslaunch.rules.scripts_tree import INIT, SPAWNS, Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
-_SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 _PROCESSES = ("torch.multiprocessing.Process", "multiprocessing.Process")
-_INIT = "torch.distributed.init_process_group"
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 
@@ -30,7 +29,7 @@ def address(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     for script in scripts(files):
         missing = [name for name in _MEETING if name not in script.python.text and name not in given]
         workers = _workers(script) if missing else set()
-        for call in script.called(_INIT) if workers and not _under_launcher(files, script) else ():
+        for call in script.called(INIT) if workers and not _under_launcher(files, script) else ():
             if not _by_environment(script, call) or getattr(function_of(call), "name", "") not in workers:
                 continue
             message = (
@@ -51,17 +50,15 @@ def _by_environment(script: Script, call: Call) -> bool:
 def _under_launcher(files: FileSet, script: Script) -> bool:
     """Whether a launcher that sets the variables starts the script."""
     return any(
-        command.launchers[-1].program != "python" and command.script is not None
-        and command.script.text.rpartition("/")[2] == script.path.rpartition("/")[2]
-        for _, command in files.launches()
-    )  # fmt: skip
+        command.launchers[-1].program != "python" for _, command, started in launched(files) if started is script
+    )
 
 
 def _workers(script: Script) -> set[str]:
     """Functions of the file that run in spawned processes; empty where any comes from elsewhere."""
     found: set[str] = set()
-    for call in script.called(*_SPAWNS, *_PROCESSES):
-        first = call.argument("fn", 0) if call.name in _SPAWNS else call.keyword("target")
+    for call in script.called(*SPAWNS, *_PROCESSES):
+        first = call.argument("fn", 0) if call.name in SPAWNS else call.keyword("target")
         if isinstance(first, ast.Name) and first.id in script.functions:
             found.add(first.id)
     while more := {name for each in found for name in _called(script, each)} - found:
@@ -73,3 +70,36 @@ def _called(script: Script, function: str) -> Iterator[str]:
     for node in ast.walk(script.functions[function]):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in script.functions:
             yield node.func.id
+
+
+@rule(
+    "script.spawn-guard", severity="error", raised_by="python",
+    evidence="torch 2.13, run; python/cpython:Lib/multiprocessing/spawn.py _check_not_importing_main 3.11, run",
+)  # fmt: skip
+def unguarded(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """mp.spawn at the top of a file without `if __name__ == "__main__"`: each process runs it again."""
+    for script in scripts(files):
+        if '"__main__"' in script.python.text or "'__main__'" in script.python.text:
+            continue
+        for call in script.called(*SPAWNS):
+            if script.constant(call.keyword("start_method")) not in (None, "spawn"):
+                continue
+            if _at_the_top(call) or _called_at_the_top(script, call):
+                message = (
+                    "each process imports this file, and spawns again: RuntimeError, before the current process "
+                    "has finished its bootstrapping phase."
+                )
+                yield script.hit(call, message, 'Put it below if __name__ == "__main__":.')
+
+
+def _at_the_top(call: Call) -> bool:
+    inside = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    return not any(isinstance(node, inside) for node in call.around) and not list(guards(call))
+
+
+def _called_at_the_top(script: Script, call: Call) -> bool:
+    """Whether the function around is called as the file is read."""
+    function = next((node for node in call.around if isinstance(node, ast.FunctionDef)), None)
+    if function is None or list(guards(call)):
+        return False
+    return any(_at_the_top(each) for each in script.called(function.name))

@@ -20,11 +20,11 @@ from dslaunch.rules.scripts_guards import (
     on_one_rank,
     one_rank_guard,
 )
-from dslaunch.rules.scripts_tree import DDP, FSDP, Call, Script, scripts
+from dslaunch.rules.scripts_launched import launched
+from dslaunch.rules.scripts_tree import DDP, FSDP, INIT, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _DOCS = "PyTorch 2.13 documentation"
-_INIT = "torch.distributed.init_process_group"
 _OF_MESHES = ("init_device_mesh", "DeviceMesh", "fully_shard")
 """What makes a DeviceMesh, which sets the device by LOCAL_RANK where none is set."""
 _LOOKED_AT = 200
@@ -110,7 +110,7 @@ def device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
         chosen = script.methods("set_device", "set_device_index", *_OF_MESHES)
         if not script.own_loop or chosen or "CUDA_VISIBLE_DEVICES" in script.python.text:
             continue
-        if not script.called(_INIT) or script.deepspeed or script.called("deepspeed.init_distributed"):
+        if not script.called(INIT) or script.deepspeed or script.called("deepspeed.init_distributed"):
             continue  # what starts the process group elsewhere may choose the device there
         bare = [call for call in script.calls if _is_bare(call)]
         if bare:
@@ -311,7 +311,7 @@ def _strips(script: Script) -> bool:
 def timeout(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """No timeout for the process group: NCCL's 10 minutes, too short for some starts, too long for others."""
     for script in scripts(files):
-        for call in script.called(_INIT, "deepspeed.init_distributed") if script.own_loop else ():
+        for call in script.called(INIT, "deepspeed.init_distributed") if script.own_loop else ():
             if call.keyword("timeout") is None and not call.unpacks:
                 message = (
                     f"{call.method} without a timeout: a lost rank is noticed after 10 minutes (gloo: 30)."
@@ -352,14 +352,12 @@ def item(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 )  # fmt: skip
 def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A script that reads its rank from --local_rank, under torchrun, which passes none."""
-    launched = {
-        command.script.text.rpartition("/")[2]: launcher
-        for _, command in files.launches()
-        if (launcher := command.launcher("torchrun")) and command.script
-    }
-    for script in scripts(files):
-        launcher = launched.get(script.path.rpartition("/")[2])
-        if launcher is None or "LOCAL_RANK" in script.python.text or not _uses_its_local_rank(script):
+    by_torchrun = {
+        script.path: (script, launcher)
+        for _, command, script in launched(files) if (launcher := command.launcher("torchrun"))
+    }  # fmt: skip
+    for script, launcher in by_torchrun.values():
+        if "LOCAL_RANK" in script.python.text or not _uses_its_local_rank(script):
             continue
         for call in script.methods("add_argument"):
             names = [str(each.value) for each in call.node.args if isinstance(each, ast.Constant)]

@@ -16,6 +16,11 @@ from dslaunch.rules.registry import Hit
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
+FULLY_SHARD = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
+"""FSDP 2, by both of its names."""
+INIT = "torch.distributed.init_process_group"
+LOADER = "torch.utils.data.DataLoader"
+SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 ACCELERATOR = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
 _SAME = {
     "torch.nn.parallel.distributed.DistributedDataParallel": DDP,

@@ -99,10 +99,10 @@ def _optimizers(script: Script) -> set[str]:
     """Names that hold what deepspeed.initialize returns second."""
     found: set[str] = set()
     for node in script.nodes:
-        target = node.targets[0] if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) else None
-        made = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and script.name(node.value.func)
-        if made == "deepspeed.initialize" and isinstance(target, ast.Tuple) and len(target.elts) > 1:
-            found.add(ast.unparse(target.elts[1]))
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if script.name(node.value.func) == "deepspeed.initialize" and isinstance(node.targets[0], ast.Tuple):
+            found |= {ast.unparse(each) for each in node.targets[0].elts[1:2]}
     return found - {"_"} if script.engines else set()
 
 

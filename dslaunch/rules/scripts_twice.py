@@ -9,11 +9,10 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_guards import function_of, guards
-from dslaunch.rules.scripts_tree import ACCELERATOR, Call, scripts
+from dslaunch.rules.scripts_tree import ACCELERATOR, INIT, Call, scripts
 from dslaunch.rules.settings import Settings
 
-_INIT = "torch.distributed.init_process_group"
-_MAKERS = ("deepspeed.init_distributed", "deepspeed.initialize", *ACCELERATOR, _INIT)
+_MAKERS = ("deepspeed.init_distributed", "deepspeed.initialize", *ACCELERATOR, INIT)
 """What makes the default group, as deepspeed.init_distributed alone does only where there is none."""
 
 
@@ -25,7 +24,7 @@ def twice(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     """init_process_group behind what has made the default group already."""
     for script in scripts(files):
         ends = script.methods("destroy_process_group")
-        for call in script.called(_INIT):
+        for call in script.called(INIT):
             before = [each for each in script.called(*_MAKERS) if _runs_before(each, call)]
             if before and _always(call) and not any(_runs_before(each, call) for each in ends):
                 first = before[0]

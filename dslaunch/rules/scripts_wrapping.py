@@ -10,11 +10,10 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts_guards import function_of, guards
-from dslaunch.rules.scripts_tree import ACCELERATOR, DDP, FSDP, Call, Script, scripts
+from dslaunch.rules.scripts_tree import ACCELERATOR, DDP, FSDP, FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _RAN = "torch 2.13, run"
-_SHARD = ("torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard")
 _INIT = ("torch.distributed.init_process_group", "deepspeed.init_distributed")
 _NEEDS_RANKS = frozenset({
     "torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.barrier",
@@ -38,7 +37,7 @@ def optimizer_first(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
     """An optimizer made before FSDP replaces the parameters: it steps those that no longer count."""
     for script in scripts(files):
         made_by = [call for call in script.calls if call.name.startswith("torch.optim.")][:_MOST]
-        for call in script.called(FSDP, *_SHARD)[:_MOST] if made_by else ():
+        for call in script.called(FSDP, *FULLY_SHARD)[:_MOST] if made_by else ():
             model = _first_name(call)
             keeps = call.keyword("use_orig_params")
             if not model or (keeps is not None and ast.unparse(keeps) != "False") or call.unpacks:
