@@ -68,9 +68,12 @@ def test_the_map_takes_as_much_longer_as_there_are_more_nodes() -> None:
     def seconds(nodes: int) -> float:
         words = (f"cluster={nodes}x8xH100", f"training.global_batch={8 * nodes}", "training.micro_batch=1")
         plan, _, _ = planned("recipe=llama3_8b", *words, "strategy.llm.tp=1", "strategy.llm.pp=1")
-        start = time.process_time()
-        (row,) = rows(plan, plan.components["llm"])
-        assert (row.last, row.replicas) == (nodes - 1, f"dp 0-{8 * nodes - 1}")
-        return time.process_time() - start
+        tries = []
+        for _ in range(5):
+            start = time.process_time()
+            (row,) = rows(plan, plan.components["llm"])
+            tries.append(time.process_time() - start)
+            assert (row.last, row.replicas) == (nodes - 1, f"dp 0-{8 * nodes - 1}")
+        return min(tries)
 
     assert seconds(2048) < 64 * seconds(128)

@@ -37,11 +37,11 @@ def test_a_host_that_does_not_answer_costs_its_own_limit_only(tmp_path: Path) ->
     pid = tmp_path / "pid"
     hangs = _sh(f"echo begun; sleep 100 & echo $! >'{pid}'; wait")
     start = time.monotonic()
-    answers = on_all({"hangs": hangs, **{f"h{n}": _sh("echo 1") for n in range(20)}}, "", 1.5)
+    answers = on_all({"hangs": hangs, **{f"h{n}": _sh("echo 1") for n in range(20)}}, "", 3.0)
     assert time.monotonic() - start < 60
     assert answers["hangs"].status is None
     assert answers["hangs"].out == "begun\n"
-    assert answers["hangs"].why == "no answer within 2 s"
+    assert answers["hangs"].why == "no answer within 3 s"
     assert {answer.out for host, answer in answers.items() if host != "hangs"} == {"1\n"}
     deadline = time.monotonic() + 30
     while _runs(int(pid.read_text())) and time.monotonic() < deadline:
