@@ -99,7 +99,7 @@ def check_verb(
     from dslaunch.rules.checking import fails
     from dslaunch.rules.fixing import edits_of
     from dslaunch.rules.known import described
-    from dslaunch.rules.megatron_run import stock_runs
+    from dslaunch.rules.megatron.run import stock_runs
     from dslaunch.rules.registry import NO_EDITS
     from dslaunch.rules.site import site
     from dslaunch.rules.waivers import expired, require_current

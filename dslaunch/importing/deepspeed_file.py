@@ -9,8 +9,8 @@ from typing import Any
 from dslaunch.engines.deepspeed_keys import table
 from dslaunch.errors import ConfigError
 from dslaunch.files.fileset import File, read_paths
-from dslaunch.rules.keytable import Entry, entries
-from dslaunch.rules.values import allowed, expected, fits, in_range, shown
+from dslaunch.rules.deepspeed.keytable import Entry, entries
+from dslaunch.rules.deepspeed.values import allowed, expected, fits, in_range, shown
 
 AUTO = "auto"
 _MOST = 5

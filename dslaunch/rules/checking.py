@@ -13,7 +13,7 @@ from dslaunch.planfile import Finding, Plan, plan_from_json
 from dslaunch.rules.inputs import incomplete
 from dslaunch.rules.known import told
 from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
-from dslaunch.rules.scripts_dicts import hits_in_scripts
+from dslaunch.rules.scripts.dicts import hits_in_scripts
 from dslaunch.rules.selection import EVERY_RULE, Selection, is_silenced, silenced
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings, of_plan
 

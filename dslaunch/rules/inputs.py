@@ -14,7 +14,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import START
 from dslaunch.files.rendered import left_out
 from dslaunch.planfile import Plan
-from dslaunch.rules.megatron_run import stock_runs
+from dslaunch.rules.megatron.run import stock_runs
 from dslaunch.rules.registry import Hit, RaisedBy, hit, rule, rules
 from dslaunch.rules.selection import comments
 from dslaunch.rules.settings import Settings

@@ -12,9 +12,9 @@ from dslaunch.files.commands import CommandLine, Launcher
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments
 from dslaunch.files.script import ShellScript
-from dslaunch.rules.scripts_launched import reads_json_itself
-from dslaunch.rules.scripts_pipeline import stages_of
-from dslaunch.rules.scripts_tree import Call, scripts
+from dslaunch.rules.scripts.launched import reads_json_itself
+from dslaunch.rules.scripts.pipeline import stages_of
+from dslaunch.rules.scripts.tree import Call, scripts
 from dslaunch.rules.settings import Settings
 
 _TRAINER_FLAG = "--per_device_train_batch_size"

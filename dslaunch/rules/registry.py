@@ -143,8 +143,8 @@ def rule(
 @cache
 def rules() -> dict[str, Rule]:
     """Every rule by id, in order of the ids: those of all modules beside this one."""
-    for module in pkgutil.iter_modules([str(DiskPath(__file__).parent)]):
-        importlib.import_module(f"{__package__}.{module.name}")
+    for module in pkgutil.walk_packages([str(DiskPath(__file__).parent)], f"{__package__}."):
+        importlib.import_module(module.name)
     return dict(sorted(_RULES.items()))
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dslaunch.files.fileset import read_fileset
-from dslaunch.rules.megatron_stages import BUILT
+from dslaunch.rules.megatron.stages import BUILT
 from dslaunch.rules.registry import rules
 from dslaunch.rules.settings import Settings
 from tests.cases.load import Case, all_cases

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 
 from dslaunch.rules.checking import check
-from dslaunch.rules.torch_arguments import OPTIMIZERS, OWN_OPTIMIZERS, SCHEDULES, TORCH_SCHEDULES, Argument
+from dslaunch.rules.deepspeed.torch_arguments import (
+    OPTIMIZERS,
+    OWN_OPTIMIZERS,
+    SCHEDULES,
+    TORCH_SCHEDULES,
+    Argument,
+)
 from tests.cases.load import Case, all_cases
 from tests.real.parts import need
 

@@ -20,7 +20,7 @@ from accelerate.utils import DistributedType  # noqa: E402
 
 from dslaunch.files.fileset import read_fileset  # noqa: E402
 from dslaunch.rules import check  # noqa: E402
-from dslaunch.rules.scripts_families import FAMILIES  # noqa: E402
+from dslaunch.rules.scripts.families import FAMILIES  # noqa: E402
 from dslaunch.rules.settings import Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
 from tests.real.explained import leads_to  # noqa: E402

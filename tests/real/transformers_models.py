@@ -1,8 +1,8 @@
 """What DeepSpeed makes of each model of transformers: `python -m tests.real.transformers_models [TYPE ...]`.
 
-Prints dslaunch/rules/transformers_models.json. Every model is built on torch's meta device from the defaults of
-its configuration, so that nothing is downloaded and no weight takes memory; DeepSpeed's own code then judges it. A
-model that can't be built this way is left out.
+Prints dslaunch/rules/deepspeed/transformers_models.json. Every model is built on torch's meta device from the
+defaults of its configuration, so that nothing is downloaded and no weight takes memory; DeepSpeed's own code then
+judges it. A model that can't be built this way is left out.
 """
 
 from __future__ import annotations

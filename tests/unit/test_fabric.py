@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dslaunch.paths import data_root
-from dslaunch.rules.environment import _KNOWN
+from dslaunch.rules.launchers.environment import _KNOWN
 from tests.command import CommandLine
 from tests.golden.cases import rendered
 

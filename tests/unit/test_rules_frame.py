@@ -131,7 +131,7 @@ def test_the_rules_import_little_and_nothing_heavy() -> None:
     code = (
         "import sys, dslaunch.rules;"
         "heavy = {'torch', 'deepspeed', 'hydra', 'omegaconf', 'pydantic', 'yaml', 'jinja2'};"
-        "print(sorted(heavy & set(sys.modules)), 'dslaunch.rules.keys' in sys.modules)"
+        "print(sorted(heavy & set(sys.modules)), 'dslaunch.rules.deepspeed.keys' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] False"

@@ -1,0 +1,1 @@
+"""Rules about accelerate: its configuration, and command lines of `accelerate launch`."""

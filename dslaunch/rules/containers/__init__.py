@@ -1,0 +1,1 @@
+"""Rules about containers: `docker run`, compose files, and Kubernetes manifests."""

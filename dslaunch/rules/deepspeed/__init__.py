@@ -1,0 +1,1 @@
+"""Rules about the DeepSpeed JSON: its keys, its sections, and the model and plan that it is for."""

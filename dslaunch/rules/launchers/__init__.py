@@ -1,0 +1,1 @@
+"""Rules about what starts the ranks: DeepSpeed's launcher, torchrun, mpirun, and their hosts and environment."""

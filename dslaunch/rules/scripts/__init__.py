@@ -1,0 +1,1 @@
+"""Rules about training scripts in Python, read as syntax trees and never run."""

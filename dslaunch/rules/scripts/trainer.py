@@ -1,0 +1,123 @@
+"""Training scripts that load a model for the Trainer or accelerate: before ZeRO-3 is known, or over all GPUs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dslaunch.files.fileset import FileSet
+from dslaunch.planfile import Plan
+from dslaunch.rules.deepspeed.config import one_config
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts.guards import function_of, guards
+from dslaunch.rules.scripts.tree import Call, Script, scripts
+from dslaunch.rules.settings import Settings
+
+_ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
+
+
+@rule(
+    "script.model-first", severity="memory", raised_by="nobody",
+    evidence="huggingface/transformers:src/transformers/integrations/deepspeed.py 5.24.0",
+)  # fmt: skip
+def model_first(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A model that is loaded before TrainingArguments under ZeRO-3: every rank holds all of it."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and config.stage == 3 else ():
+        if "DeepSpeedConfig" in script.python.text or "zero.Init" in script.python.text:
+            continue
+        made = [call for call in script.methods(*_ARGUMENTS) if call.keyword("deepspeed") is not None]
+        for call in script.methods("from_pretrained") if len(made) == 1 else ():
+            if _is_model(call) and call.node.lineno < made[0].node.lineno and _same_way(call, made[0]):
+                message = (
+                    f"loaded before {made[0].method} in line {made[0].node.lineno} tells of ZeRO-3: each rank "
+                    "holds the whole model first."
+                )
+                yield script.hit(call, message, f"Make {made[0].method} first, and keep it.")
+
+
+def _is_model(call: Call) -> bool:
+    owner = call.owner.rpartition(".")[2]
+    return owner.startswith("AutoModel") or owner.endswith(("ForCausalLM", "ForConditionalGeneration"))
+
+
+def _same_way(early: Call, late: Call) -> bool:
+    """Whether the calls stand in the same function, with no condition around either."""
+    return function_of(early) is function_of(late) and not [*_conditions(early), *_conditions(late)]
+
+
+def _conditions(call: Call) -> Iterator[ast.expr]:
+    return (node.test for node, _ in guards(call) if "__name__" not in ast.unparse(node.test))
+
+
+@rule(
+    "script.device-map", severity="error", raised_by="transformers",
+    evidence="huggingface/accelerate:src/accelerate/accelerator.py prepare, prepare_model 1.15.0",
+)  # fmt: skip
+def device_map(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """A model spread over the GPUs by device_map, and trained by several processes or by ZeRO-3."""
+    refused = list(_under_zero3(plan, files, settings))
+    yield from refused
+    places = {(each.name, each.at) for each in refused}
+    for script in scripts(files) if (settings.world_size or 1) > 1 else ():
+        for call in script.methods("from_pretrained"):
+            if (script.path, script.python.at(call.node)) in places:
+                continue
+            spread = script.constant(call.keyword("device_map"))
+            if _is_model(call) and spread in _SPREAD and _is_trained(script, call):
+                count = settings.world_size
+                message = f'device_map="{spread}" in a run of {count} processes: accelerate raises ValueError.'
+                yield script.hit(call, message, "Leave device_map out: each process takes its own GPU.")
+            elif _is_model(call) and _is_trained(script, call) and _on_first(script, call):
+                quantized = any(call.keyword(name) is not None for name in _QUANTIZES)
+                message = (
+                    f"{settings.world_size} processes load the model, each on the first GPU of its node: "
+                    + ("accelerate raises ValueError on all but one." if quantized else "it holds all of theirs.")
+                )
+                found = script.hit(call, message, 'Write device_map={"": int(os.environ["LOCAL_RANK"])}.')
+                yield found if quantized else replace(found, severity="memory")
+
+
+def _under_zero3(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Any device_map at all, once transformers knows of ZeRO-3."""
+    config = one_config(plan, files, settings)
+    for script in scripts(files) if config is not None and config.stage == 3 else ():
+        told = [call for call in script.methods(*_ARGUMENTS) if call.keyword("deepspeed") is not None]
+        for call in script.methods("from_pretrained") if len(told) == 1 else ():
+            given = call.keyword("device_map")
+            value = script.bound(given)
+            is_map = isinstance(value, ast.Dict) or (isinstance(value, ast.Constant) and value.value is not None)
+            late = told[0].node.lineno < call.node.lineno and _same_way(told[0], call)
+            if late and is_map and _is_model(call) and _is_trained(script, call):
+                message = (
+                    f"device_map beside ZeRO-3, of which {told[0].method} in line {told[0].node.lineno} tells: "
+                    "transformers raises ValueError."
+                )
+                yield script.hit(call, message, "Leave device_map out: ZeRO-3 places each part.")
+
+
+_QUANTIZES = ("quantization_config", "load_in_4bit", "load_in_8bit")
+
+
+def _on_first(script: Script, call: Call) -> bool:
+    """Whether device_map is the first GPU and nothing else: `{"": 0}`, `0` or `"cuda:0"`."""
+    node = script.bound(call.keyword("device_map"))
+    if isinstance(node, ast.Dict) and len(node.keys) == 1 and script.constant(node.keys[0]) == "":
+        node = node.values[0]
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value == "cuda:0" or (type(value) is int and value == 0)
+
+
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def _is_trained(script: Script, call: Call) -> bool:
+    """Whether a Trainer or prepare gets what the call returns, by the one name it is bound to."""
+    names = {name for name in script.bound_at if script.bound(ast.Name(name, ast.Load())) is call.node}
+    names_of = script.accelerators
+    takers = (each for each in script.calls if each.method.endswith("Trainer") or each.owner in names_of)
+    return any(
+        isinstance(given, ast.Name) and given.id in names
+        for each in takers for given in (each.keyword("model"), *each.node.args)
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""Variables as a launch line reads them: options kept in one word, names that nothing sets, entries of arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from itertools import pairwise
+
+from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.flags import is_option
+from dslaunch.files.position import Lines
+from dslaunch.files.script import Command, ShellScript
+from dslaunch.planfile import Plan
+from dslaunch.rules.megatron.run import switches
+from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.settings import Settings
+from dslaunch.rules.slips import is_slip
+from dslaunch.rules.slurm.job import Job, jobs
+
+_BASH = "the manual page of bash 5.2, run"
+_REFERENCE = re.compile(r'"\$\{?(\w+)(?:\[\*\])?\}?"')
+_ALONE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_ENTRY = re.compile(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}")
+_LINE_OF = re.compile(r"""\bsed\s+-n\s+["']?\$\{?SLURM_ARRAY_TASK_ID\}?["']?p""")
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::\d+)?)?")
+_BROUGHT = re.compile(r"^\s*(?:source|\.)\s|(?<![-\w])(?:eval|getopts?)\s|\bset\s+-a\b", re.MULTILINE)
+"""What may set variables that the script doesn't name."""
+_NEAR = 0.6
+
+
+def _launching(files: FileSet) -> Iterator[tuple[File, ShellScript, Command]]:
+    """The commands that start ranks, but for those that a further shell reads."""
+    for file, script in files.scripts():
+        started = {launch.at for launch in script.launches}
+        for command in script.commands:
+            inner = any(word.text in ("bash", "eval", "sh", "ssh") for word in command.words)
+            if command.at in started and not inner and not file.inside:
+                yield file, script, command
+
+
+@rule("shell.quoted-options", severity="error", raised_by="nobody", evidence=_BASH)
+def quoted(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Several options in a variable that stands in quotes: the program gets them as one word."""
+    texts = {
+        file.name: (Lines(file.text), {at for _, at in script.first_words}) for file, script in files.scripts()
+    }
+    for file, _, command in _launching(files):
+        lines, said = texts[file.name]  # shell.array says the latter
+        for before, word in pairwise(command.words):
+            found = _REFERENCE.match(file.text, lines.offset(word.at)) if word.at not in said else None
+            parts = word.text.split()
+            is_value = is_option(before.text) and "=" not in before.text and before.text not in switches()
+            if found and word.known and len(parts) > 1 and is_option(parts[0]) and not is_value:
+                message = f"{found[0]} is one word of {len(parts)}: the program knows no such option."
+                fix = f"Write ${found[1]} without quotes, or make it an array: \"${{{found[1]}[@]}}\"."
+                yield Hit(file.name, word.at, message, fix)
+
+
+@rule("shell.misspelt-variable", severity="wrong", raised_by="nobody", evidence=_BASH)
+def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An option's value from a variable that nothing sets, beside one of nearly that name that nothing reads."""
+    brought: dict[str, bool] = {}
+    seen: dict[tuple[str, str], tuple[str, bool] | None] = {}
+    for file, script, command in _launching(files):
+        for before, word in pairwise(command.words):
+            found = _ALONE.fullmatch(word.text)
+            if found is None or not is_option(before.text):
+                continue
+            if file.name not in brought:
+                brought[file.name] = _BROUGHT.search(file.text) is not None
+            if brought[file.name]:
+                break
+            name = found[1] or found[2]
+            if (file.name, name) not in seen:
+                seen[file.name, name] = _near(file, script, name)
+            if near := seen[file.name, name]:
+                other, unread = near
+                unused = f", and nothing reads {other}" if unread else ""
+                message = f"nothing here sets ${name}{unused}: it is empty unless the environment has it."
+                alike = is_slip(name, other) or set(other.split("_")) <= set(name.split("_"))
+                fix = f"Set it here, or write ${other}."
+                yield Hit(file.name, word.at, message, fix, None if alike and unread else "info")
+
+
+def _near(file: File, script: ShellScript, name: str) -> tuple[str, bool] | None:
+    """A variable of nearly the name of one that nothing sets, and whether nothing reads it."""
+    known = {each.name for each in script.assignments}
+    if name in known or not _is_set_nowhere(name, file.text):
+        return None
+    for near in get_close_matches(name, known, n=1, cutoff=_NEAR):
+        return near, not re.search(rf"\$\{{?#?{near}\b|\b{near}\b(?!=)", file.text)
+    return None
+
+
+def _is_set_nowhere(name: str, text: str) -> bool:
+    """Whether the name stands in the script as `$NAME` alone, without a default, `read` or `for`."""
+    return not re.search(rf"\b(?:read|for|export|local|declare)\b[^\n]*\b{name}\b|\$\{{{name}:?[-=?+]", text)
+
+
+@rule(
+    "slurm.array-entry", severity="error", raised_by="nobody", evidence=f"{_BASH}; the manual page of sbatch"
+)
+def entry(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A task of a job array that takes an entry of a list which has none of that number: they count from 0."""
+    for job in jobs(files):
+        asked = job.directive("--array")
+        tasks = _tasks(asked.value) if asked else None
+        if asked is None or tasks is None:
+            continue
+        yield from _lines_from_1(job, tasks[0])
+        said: set[str] = set()
+        for found in _ENTRY.finditer(job.file.text):
+            count = job.script.arrays.get(found[1], 0)
+            line = job.file.text[job.file.text.rfind("\n", 0, found.start()) + 1 : found.start()]
+            if not count or tasks[1] < count or found[1] in said or line.lstrip().startswith("#"):
+                continue
+            said.add(found[1])
+            message = f"task {tasks[1]} takes an entry of {found[1]}, whose {count} count from 0: it is empty."
+            off_by_one = tasks == (1, count)
+            fix = f"Write --array=0-{count - 1}." if off_by_one else f"Take tasks from 0 to {count - 1}."
+            yield Hit(job.file.name, Lines(job.file.text).position(found.start()), message, fix)
+
+
+def _lines_from_1(job: Job, first: int) -> Iterator[Hit]:
+    """`sed -n "${SLURM_ARRAY_TASK_ID}p" FILE` for task 0."""
+    for found in _LINE_OF.finditer(job.file.text) if first == 0 else ():
+        line = job.file.text[job.file.text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if not line.lstrip().startswith("#"):
+            message = "task 0 asks sed for line 0, and lines count from 1: invalid usage of line address 0."
+            fix = "Let --array begin with 1, or write $((SLURM_ARRAY_TASK_ID + 1))p."
+            yield Hit(job.file.name, Lines(job.file.text).position(found.start()), message, fix)
+
+
+def _tasks(value: str) -> tuple[int, int] | None:
+    """The first and the last number of `1-6%3`, `0,2,4-8:2`; None where it isn't told."""
+    parts = [_RANGE.fullmatch(part) for part in value.partition("%")[0].split(",")]
+    numbers = [int(number) for part in parts if part for number in part.groups() if number]
+    return (min(numbers), max(numbers)) if numbers and all(parts) else None
