@@ -15,7 +15,7 @@ _ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CR
 """Of one word of a name: HF_TOKEN and PGPASSWORD, but not TOKENIZERS_PARALLELISM or MAX_TOKENS."""
 _PAIRS = ("API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "AUTH_KEY")
 _POINTERS = frozenset({
-    "PATH", "FILE", "DIR", "NAME", "ID", "LEN", "LENGTH", "COUNT", "SIZE", "TTL", "HEADER", "TYPE", "FIELD",
+    "PATH", "FILE", "DIR", "NAME", "ID", "ARG", "LEN", "LENGTH", "COUNT", "SIZE", "TTL", "HEADER", "TYPE", "FIELD",
     "COLUMN",
 })  # fmt: skip
 """A last word after which the value says where, how many or of what kind, not what."""
@@ -38,8 +38,9 @@ def is_secret_name(name: str) -> bool:
 
 
 _GAP = re.compile(
-    r"your\b|your[_-]|my[_-]|to[_-]be[_-]|(?:[a-z]{2,5}[_-])?x{3,}$|\.{3}|\*{3}|change[_-]?me\b|replace[_-]|dummy|fake"
-    r"|empty$|token-abc123$|\$\{?\w+\}?$|\$\(\w+\)$|\{\{",
+    r"[\[({]?your?\b|[\[({]?your?[_-]|my[_-]|to[_-]be[_-]|(?:[a-z]{2,5}[_-])?x{3,}$|\.{3}|\*{3}|change[_-]?me\b"
+    r"|replace[_-]|dummy|fake|redacted|example|todo\b|placeholder|insert[_-]|empty$|token-abc123$|\$\{?\w+\}?$"
+    r"|\$\(\w+\)$|\{\{|.*\$\{\w+\}",
     re.IGNORECASE,
 )
 """What documentation writes where a reader is to put a value: your_key, hf_xxxx, ..."""
@@ -48,7 +49,7 @@ _GAP = re.compile(
 def may_be_secret(value: str) -> bool:
     """Whether this value of a variable with a secret's name can be one: no number, flag, path or gap to fill."""
     flag = value.isdecimal() or value.lower() in ("", "true", "false", "none")
-    return not flag and not value.startswith(("<", "/")) and not _GAP.match(value)
+    return not flag and not value.startswith(("<", "/", "./", "../", "~/")) and not _GAP.match(value)
 
 
 _DRAWN = re.compile(r"(?=[0-9_+.=-]*[A-Za-z])(?=[A-Za-z_+.=-]*[0-9])[A-Za-z0-9_+.=-]{12,}[A-Za-z0-9_/+.=-]*")

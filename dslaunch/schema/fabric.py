@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part
-
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, VariableName, VariableValue
 
 
 class FabricSetting(Part):
     """One variable of NCCL, libfabric or CUDA."""
 
-    value: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,:=^+/@-]+$")]
+    value: VariableValue
     """What it is set to: letters, digits and _.,:=^+/@- (quote a number in YAML)."""
     reason: str
     """What would be worse without it."""

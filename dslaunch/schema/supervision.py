@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Positive, Texts
+from dslaunch.schema.base import NonNegative, NonNegativeFloat, Part, Positive, Texts, VariableNameOrNone
 
 Cause = Literal[
     "user", "hang", "host_memory", "gpu_fault", "disk_full", "gpu_memory", "port_taken", "preempted",
@@ -69,7 +69,7 @@ class Watchdog(Part):
 class Notify(Part):
     """What the supervisor tells outside of the run folder."""
 
-    webhook: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
+    webhook: VariableNameOrNone = ""
     """Name of the environment variable that holds an address, such as a chat service's; it gets a POST with JSON
     where an attempt ends, the run hangs, a threshold is breached, and the run ends. The address stands nowhere."""
     breach: dict[Watched, Literal["tell", "checkpoint", "stop"]] = {}

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from dslaunch.errors import ConfigError, listed, nearest
+from dslaunch.schema.base import PATTERNS
 from dslaunch.schema.cluster import in_parts
 from dslaunch.schema.config import RunConfig
 from dslaunch.schema.strategy import ComponentStrategy, Strategy
@@ -182,7 +183,8 @@ def _words(mistake: dict[str, Any], path: Path) -> str:
     if kind == "string_type" and isinstance(found, bool | int | float):
         return f"is {found!r}, a {_YAML_KINDS[type(found)]} to YAML, where text belongs. Put it in quotes."
     if kind == "string_pattern_mismatch":
-        return f"is {found!r}; it takes letters, digits, _ . + -, and begins with a letter or digit.{_doc(path)}"
+        shown = "an address, which may let whoever reads it in" if "://" in str(found) else repr(found)
+        return f"is {shown}; it takes {PATTERNS[mistake['ctx']['pattern']]}.{_doc(path)}"
     if kind in ("tuple_type", "list_type"):
         return f"is {found!r}; it takes a list, such as {path[-1]}=[A,B].{_doc(path)}"
     if kind == "model_type" or kind == "model_attributes_type":
@@ -196,7 +198,8 @@ def _words(mistake: dict[str, Any], path: Path) -> str:
         allowed = str(mistake["ctx"]["expected_tags"])
         return f"arch is {mistake['ctx']['tag']!r}. Allowed: {allowed}."
     message = mistake["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    shown = f" (found {found!r})" if isinstance(found, str | int | float | bool | None) else ""
+    told = isinstance(found, str | int | float | bool | None) and f"is {found!r}." not in message
+    shown = f" (found {found!r})" if told else ""
     return f"{message}{shown}.{_doc(path)}"
 
 

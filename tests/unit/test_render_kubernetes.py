@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,3 +158,26 @@ def test_where_no_cluster_is_reached_nothing_is_launched(installed: bool, tmp_pa
     expected = "kubectl reaches no API server" if installed else "kubectl create -f DIR/kubernetes.yaml"
     assert expected in done.stderr
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("shared_memory=64GB", "is '64GB'. Kubernetes takes a whole number and Mi or Gi, such as 64Gi"),
+        ("resources.memory=1000GB", "memory is '1000GB'. Kubernetes takes a number, alone or with Ki, Mi, Gi"),
+        ("resources.cpu=96 cores", "cpu is '96 cores'. Kubernetes takes a number"),
+        ("resources={rdma/hca:'1.5'}", "rdma/hca is '1.5'. Kubernetes takes whole numbers of a device"),
+        ("image=Acme/T:1", "is 'Acme/T:1'. An image is [REGISTRY/]NAME[:TAG][@DIGEST], its name in lower-case"),
+    ],
+)
+def test_what_kubernetes_refuses_is_refused_before(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        rendered(*WORDS, "launcher.kubernetes.image=acme/t:1", f"launcher.kubernetes.{word}")
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["t", "acme/t:1", "nvcr.io/nvidia/pytorch:25.06-py3", "localhost:5000/a/b", "h:5000/a__b@sha256:" + "a" * 64],
+)
+def test_images_as_the_kubelet_takes_them(image: str) -> None:
+    assert f"image: {image}" in rendered(*WORDS, f"launcher.kubernetes.image={image}")["kubernetes.yaml"]
