@@ -32,6 +32,8 @@ def parse(text: str) -> Document:
         again: Path | None = None  # a repeated key: what stands in it repeats nothing
         for path, at in _of_all(nodes):
             within = again is not None and path[: len(again)] == again and path != again
+            if path[-1:] == ("<<",):
+                continue  # YAML's merge key: what each of them names is merged
             if path in positions and not within:
                 repeated.append(_repeated(path, positions[path], at))
                 again = path

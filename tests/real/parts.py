@@ -19,6 +19,7 @@ _PARTS = {
     "sklearn": ("module", "sklearn"),
     "datasets": ("module", "datasets"),
     "webdataset": ("module", "webdataset"),
+    "kubernetes_validate": ("module", "kubernetes_validate"),
     "mkdocs": ("module", "material"),
     "vl_convert": ("module", "vl_convert"),
     "playwright": ("module", "playwright"),

@@ -22,25 +22,29 @@ from dslaunch.rules.shell.heredocs import Inner
 
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 _COMMAND_OPTION = re.compile(r"-\w*c")
+_ONE_GPU = re.compile(r"\d+$|GPU-|MIG-")
+"""What names one GPU; CDI's nvidia.com/gpu=all names all of them."""
 _KEYS = ("command", "entrypoint")
 _LOCAL = re.compile(r"addr(?:ess)?(?:[= ]|', ')(?:localhost|127\.)|endpoint(?:[= ]|', ')(?:localhost|127\.)")
 
 
 def in_services(files: FileSet) -> Iterator[Inner]:
     """The command of each service; not of those that meet at localhost in the host's network, which they share."""
-    for file, name, service in _services(files):
+    for file, name, service in services(files):
         if service.get("network_mode") != "host" or not _LOCAL.search(str([service.get(key) for key in _KEYS])):
-            yield from _of_service(file, name, service)
+            yield from in_service(file, name, service)
 
 
-def _services(files: FileSet) -> Iterator[tuple[File, str, Mapping[str, Any]]]:
+def services(files: FileSet) -> Iterator[tuple[File, str, Mapping[str, Any]]]:
+    """Every service, with its name."""
     for file in files.of("compose"):
         for name, service in file.value["services"].items():
             if isinstance(service, dict):
                 yield file, name, service
 
 
-def _of_service(file: File, name: str, service: Mapping[str, Any]) -> Iterator[Inner]:
+def in_service(file: File, name: str, service: Mapping[str, Any]) -> Iterator[Inner]:
+    """What one service runs."""
     for key in _KEYS:
         yield from _read(file, ("services", name, key), service)
 
@@ -50,10 +54,11 @@ def _of_service(file: File, name: str, service: Mapping[str, Any]) -> Iterator[I
     evidence="compose-spec/compose-spec:deploy.md, devices; torch 2.13 cuda.set_device",
 )  # fmt: skip
 def gpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A service of compose that starts more processes than it is given GPUs."""
-    for file, name, service in _services(files):
-        has = _devices(service)
-        for inner in _of_service(file, name, service) if has is not None else ():
+    """A service that starts more processes than it has GPUs, or numbers them as the host does."""
+    for file, name, service in services(files):
+        has = devices(service)
+        yield from _numbered(file, name, service, has) if has else ()
+        for inner in in_service(file, name, service) if has is not None else ():
             for launch in inner.file.value.launches:
                 torchrun = launch.launcher("torchrun")
                 count = option(torchrun, "nproc-per-node") if torchrun else None
@@ -63,7 +68,20 @@ def gpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
                     yield Hit(file.name, at, message, f"Give it {count} GPUs, or start {has} processes.")
 
 
-def _devices(service: Mapping[str, Any]) -> int | None:
+def _numbered(file: File, name: str, service: Mapping[str, Any], has: int) -> Iterator[Hit]:
+    """CUDA_VISIBLE_DEVICES with the host's numbers, where the service's own begin with 0."""
+    for each in _assigned(file, ("services", name), service.get("environment")):
+        numbers = each.value.split(",") if each.name == "CUDA_VISIBLE_DEVICES" else []
+        beyond = [number for number in numbers if number.isdecimal() and int(number) >= has]
+        if beyond and all(number.isdecimal() for number in numbers):
+            message = (
+                f"in the container its {has} GPUs are numbered from 0: CUDA_VISIBLE_DEVICES={each.value} names "
+                f"none that is there, from {beyond[0]} on."
+            )
+            yield Hit(file.name, each.at, message, "Leave CUDA_VISIBLE_DEVICES out.")
+
+
+def devices(service: Mapping[str, Any]) -> int | None:
     """GPUs that a service is given by number or by name; None where that is all, or not said."""
     value: Any = service
     for key in ("deploy", "resources", "reservations", "devices"):
@@ -77,7 +95,7 @@ def _devices(service: Mapping[str, Any]) -> int | None:
 def _count(device: Mapping[str, Any]) -> int | None:
     named = device.get("device_ids")
     if isinstance(named, list):
-        return len(named)
+        return len(named) if all(_ONE_GPU.match(str(each)) for each in named) else None
     count = device.get("count")
     return count if type(count) is int and count >= 0 else None
 
@@ -145,4 +163,5 @@ def _written(file: File, path: Path, text: str) -> Written:
             continue
         moves.append((len(above) + word.start(), found))
         start = found + len(word[0])
-    return Written(above + text, True, file.text, Position(at.line, 1), tuple(moves))
+    rest = "\n" * (file.text.count("\n") - at.line + 1 - text.count("\n"))  # as many lines as the file has
+    return Written(above + text + rest, True, file.text, Position(at.line, 1), tuple(moves))

@@ -5,23 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dslaunch.errors import nearest
+from dslaunch.files.commands import Launcher
 from dslaunch.files.fileset import File, FileSet
-from dslaunch.files.flags import is_told
-from dslaunch.files.manifest import Container, Pods, Workload, workloads
+from dslaunch.files.manifest import Container, Pods, Workload, as_dict, get, workloads
 from dslaunch.files.position import Path
 from dslaunch.planfile import Plan
-from dslaunch.rules.containers.manifests import of_containers, shell_text
+from dslaunch.rules.containers.manifests import containers_of, of_containers, shell_text
 from dslaunch.rules.launchers.torchrun import most_nodes, option
 from dslaunch.rules.registry import Hit, Severity, hit, rule
 from dslaunch.rules.settings import Settings
+from dslaunch.rules.shell.heredocs import Inner
 
-_API = "kubernetes/kubernetes:pkg/apis/core/validation/validation.go, pkg/apis/batch/validation/validation.go 1.33"
-_OPERATOR = "kubeflow/training-operator:pkg/controller.v1/pytorch/envvar.go 1.8"
 _DOCUMENTATION = "the documentation of Kubernetes 1.33"
 _GPU = "nvidia.com/gpu"
 _VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\})")
-_LAUNCHER = re.compile(r"\b(?:torchrun|deepspeed|accelerate launch|torch\.distributed)\b")
-_LOCAL = re.compile(r"localhost|127\.0\.0\.1|0\.0\.0\.0")
+_KUBERNETES = re.compile(r"(?<!\$)\$\(([A-Z_][A-Z0-9_]*)\)")
+_OF_OPERATORS = (
+    "MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_MAX_RESTARTS", "PET_NNODES",
+    "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_RDZV_ENDPOINT", "PET_RDZV_ID",
+    "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE",
+)  # fmt: skip
+_JOINS = re.compile(
+    r"--nnodes[= ](?:[\d:]*[2-9]|[\d:]*\d\d|\S*\$)|--master[_-]addr|--rdzv[_-]endpoint|--machine_rank|--hostfile|"
+    r"MASTER_ADDR"
+)
+"""What joins the processes of several pods."""
+_FOR_FILE = re.compile(r"\b(?:test -[ef]|\[ -[ef]|cat|ls|stat) (/[\w./-]+)")
+_NUMBER = re.compile(r"\$\{(?:HOSTNAME|POD_NAME|MY_POD_NAME)##?\*-\}")
+"""The number at the end of a pod's name."""
+_OF_NAME = "${HOSTNAME##*-}"
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
@@ -30,15 +43,9 @@ def _of(files: FileSet) -> Iterator[tuple[File, Workload]]:
     return ((file, each) for file in files.of("kubernetes") for each in workloads(file.value))
 
 
-def _trains(workload: Workload, container: Container) -> bool:
-    """Whether a container is one rank, or starts ranks."""
-    words = " ".join(word for _, word in container.words)
-    return workload.kind == "PyTorchJob" or _LAUNCHER.search(words) is not None
-
-
 def _is_template(workload: Workload) -> bool:
     """Whether envsubst or the like fills it in: there are variables where Kubernetes reads none."""
-    values = [container.value for container in _containers(workload)]
+    values = [container.value for container in containers_of(workload)]
     return any("$" in str(value.get(key)) for value in values for key in ("image", "resources"))
 
 
@@ -46,44 +53,65 @@ def _is_template(workload: Workload) -> bool:
     "kubernetes.exec-variable", severity="error", raised_by="nobody",
     evidence=f"{_DOCUMENTATION}: command and args; torchrun 2.13, run",
 )  # fmt: skip
-def exec_variable(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+def exec_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """$NAME in a container's command that no shell reads: the program gets these letters."""
-    for file, workload in _of(files) if plan is None else ():
-        for container in _containers(workload):
+    for file, workload in _of(files):
+        for container in containers_of(workload):
             direct = shell_text(container) is None and not _is_template(workload)
+            direct = direct and not file.inside  # a heredoc's variables are the script's around it
             for path, word in container.words if direct else ():
                 if found := _VARIABLE.search(word):
                     name = found[0].strip("${}")
                     message = f"no shell reads this command: {found[0]} reaches the program as it stands."
                     fix = f"Write $({name}), which Kubernetes fills in, or run it by sh -c."
                     yield hit(file, path, message, fix)
+            yield from _unfilled(file, workload, container) if not _is_template(workload) else ()
 
 
-def _containers(workload: Workload) -> Iterator[Container]:
-    return (container for pods in workload.kinds for container in pods.containers)
+def _unfilled(file: File, workload: Workload, container: Container) -> Iterator[Hit]:
+    """$(NAME) of a variable that the container doesn't have, or has further below alone."""
+    if container.value.get("envFrom") or workload.kind in ("VolcanoJob", "LeaderWorkerSet"):
+        return
+    names = [str(entry.get("name")) for _, entry in container.environment]
+    known = {*names, *(_OF_OPERATORS if workload.kind in ("PyTorchJob", "MPIJob") else ())}
+    known |= {_INDEX} if workload.kind in ("Job", "JobSet", "CronJob") else set()
+    for path, word in container.words:
+        for found in _KUBERNETES.finditer(word):
+            name = found[1]
+            if name not in known and "_SERVICE_" not in name and "_PORT" not in name:
+                message = f"$({name}) is filled in from env, which has no {name}: it stays as it stands."
+                yield hit(file, path, message, f"Add {name} to env, or write its value.{nearest(name, names)}")
+    for index, (path, entry) in enumerate(container.environment):
+        for found in _KUBERNETES.finditer(str(entry.get("value") or "")):
+            if found[1] in names[index + 1 :] and found[1] not in names[:index]:
+                message = f"$({found[1]}) stands above {found[1]}, which has no value yet: it stays as it stands."
+                yield hit(file, (*path, "value"), message, f"Move {found[1]} above it.")
 
 
 @rule(
     "kubernetes.pods", severity="hang", raised_by="nobody",
     evidence=f"{_DOCUMENTATION}: Jobs, Indexed completion mode; torchrun 2.13, run",
 )  # fmt: skip
-def pods(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+def pods(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Not as many pods as the launcher has nodes, pods that don't run at a time, or without a number."""
-    if plan is not None:
-        return
     said: set[tuple[str, Path]] = set()
     for file, workload in _of(files):
         found = [fault for each in workload.pods for fault in _of_job(file, workload, each)]
         said |= {(file.name, workload.path) for _ in found}
         yield from found
-    for workload, _, inner in of_containers(files):
+    for workload, container, inner in of_containers(files):
         if (inner.file.name, workload.path) in said:
             continue
-        for launch in inner.file.value.launches if workload.kind not in ("Deployment", "MPIJob") else ():
+        apart = workload.kind in ("Deployment", "MPIJob", "Pod") or _one_of_several(inner.outer, workload)
+        for launch in inner.file.value.launches if not apart else ():
             launcher = launch.launcher("torchrun")
             nodes, count = most_nodes(launcher) if launcher else None, workload.count
+            if launcher is not None and nodes is not None and nodes == count:
+                yield from _counted_anew(workload, container, inner, launcher, nodes)
             if launcher is None or nodes is None or not count or nodes == count:
                 continue
+            if nodes == 1 and not _launches_together(workload):
+                continue  # each for itself: folds, seeds
             elastic = "elasticPolicy" in (workload.value.get("spec") or {})
             if workload.kind == "PyTorchJob" and (elastic or not launcher.options.has("--nnodes")):
                 continue  # PET_NNODES
@@ -95,16 +123,65 @@ def pods(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit
             yield from inner.at_home(Hit(inner.file.name, at, message, fix, severity))
 
 
+def _launches_together(workload: Workload) -> bool:
+    return any(_launches(pods) for pods in workload.kinds)
+
+
+def _counted_anew(
+    workload: Workload, container: Container, inner: Inner, launcher: Launcher, nodes: int
+) -> Iterator[Hit]:
+    """A rank that several pods share: a number, or the index within one Job of a JobSet's that train together."""
+    pods = next(each for each in workload.kinds if container in each.containers)
+    static = (option(launcher, "rdzv-backend") or "static") == "static"
+    fixed = option(launcher, "node-rank")
+    if fixed and fixed.isdecimal() and static and nodes > 1 and (pods.count or 0) > 1:
+        message = f"each of {pods.count} pods alike is node {fixed}: the others are waited for in vain."
+        at = launcher.options.position("--node-rank", "--node_rank")
+        fix = f"Write the pod's own number, such as $(JOB_COMPLETION_INDEX) or {_OF_NAME}."
+        yield from inner.at_home(Hit(inner.file.name, at, message, fix))
+    each_job = pods.maker.get("completions", pods.maker.get("parallelism", 1))
+    rank = launcher.options.value("--node-rank", "--node_rank") or ""
+    if workload.kind == "JobSet" and re.fullmatch(rf"\$[{{(]?{_INDEX}[}})]?", rank) and each_job != nodes:
+        jobs = nodes // each_job
+        message = f"{_INDEX} counts within each Job, and {jobs} Jobs train together: they have the same ranks."
+        fix = "Add the label jobset.sigs.k8s.io/job-index times the pods of a Job, or take one Job of all pods."
+        at = launcher.options.position("--node-rank", "--node_rank")
+        yield from inner.at_home(Hit(inner.file.name, at, message, fix))
+
+
+def _one_of_several(file: File, workload: Workload) -> bool:
+    """Whether others of one pod stand beside one of one pod: a Job for each rank."""
+    alike = [each for each in workloads(file.value) if each.kind == workload.kind and each.count == 1]
+    return workload.count == 1 and len(alike) > 1
+
+
 def _pods(count: int) -> str:
     return "there is one pod" if count == 1 else f"there are {count} pods"
 
 
 def _of_job(file: File, workload: Workload, each: Pods) -> Iterator[Hit]:
-    """What a Job says of its pods."""
+    """What a Job or a StatefulSet says of its pods."""
+    if workload.kind == "StatefulSet" and (each.count or 0) > 1 and _launches(each):
+        parallel = each.maker.get("podManagementPolicy") == "Parallel"
+        for container in each.containers:
+            probe = next((name for name in ("readinessProbe", "startupProbe") if _asks(container, name)), None)
+            if probe is not None and not parallel:
+                message = f"pod 1 is made once pod 0 is ready ({probe}), and pod 0 waits for {each.count} of them."
+                fix = "Write podManagementPolicy: Parallel, or leave the probe out."
+                yield hit(file, (*container.path, probe), message, fix)
+    if workload.kind in ("Deployment", "ReplicaSet", "DaemonSet") or (
+        workload.kind == "Job" and each.maker.get("completionMode") != "Indexed"
+    ):
+        for path, word in ((path, word) for container in each.containers for path, word in container.words):
+            if (found := _NUMBER.search(word)) and _launches(each):
+                message = f"the pods of a {workload.kind} end in letters by chance: {found[0]} is no number."
+                fix = "Make it a StatefulSet with podManagementPolicy: Parallel, or an Indexed Job."
+                yield hit(file, path, message, fix, severity="error", raised_by="torchrun")
     if workload.kind not in ("Job", "JobSet"):
         return
     completions, parallelism = each.maker.get("completions"), each.maker.get("parallelism", 1)
-    indexed = each.maker.get("completionMode") == "Indexed"
+    mode = each.maker.get("completionMode", "Indexed" if workload.kind == "JobSet" else None)  # its webhook's
+    indexed = mode == "Indexed"
     whole = isinstance(completions, int) and isinstance(parallelism, int)
     if whole and parallelism < completions and _launches(each):
         message = f"{completions} pods are wanted and {parallelism} run at a time: those wait for the others."
@@ -116,139 +193,18 @@ def _of_job(file: File, workload: Workload, each: Pods) -> Iterator[Hit]:
         yield hit(file, reads[0], message, "Add completionMode: Indexed.", severity="error")
 
 
+def _asks(container: Container, probe: str) -> bool:
+    """Whether a probe asks the program itself, which has to answer, or for a file that the program makes."""
+    asked = as_dict(container.value.get(probe))
+    words = get(asked, "exec", "command")
+    text = " ".join(str(word) for word in words) if isinstance(words, list) else ""
+    found = _FOR_FILE.search(text)
+    made = found is not None and not any(found[1] in word for _, word in container.words)
+    return made or any(key in asked for key in ("httpGet", "grpc"))
+
+
 def _launches(each: Pods) -> bool:
     """Whether the pods are the nodes of one training: they run a launcher, or name a meeting point."""
     words = " ".join(word for container in each.containers for _, word in container.words)
     names = {str(entry.get("name")) for container in each.containers for _, entry in container.environment}
-    return "MASTER_ADDR" in names or re.search(r"\btorchrun\b|torch\.distributed|--nnodes|rdzv", words) is not None
-
-
-@rule(
-    "kubernetes.gpus", severity="error", raised_by="torch",
-    evidence=f"{_DOCUMENTATION}: Schedule GPUs; kubernetes/kubernetes:pkg/apis/core/validation/validation.go 1.33",
-)  # fmt: skip
-def gpus(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """More processes than a pod has GPUs, or GPUs that are asked for in requests alone."""
-    for file, workload in _of(files) if plan is None else ():
-        for container in _containers(workload):
-            wanted, limit = container.resource("requests", _GPU), container.resource("limits", _GPU)
-            if wanted is not None and str(wanted) != str(limit):
-                what = "and no limit" if limit is None else f"and a limit of {limit}"
-                message = f"{wanted} of {_GPU} in requests {what}: the API refuses the pod."
-                path = (*container.path, "resources", "requests", _GPU)
-                fix = f"Write the same number under limits: {_GPU}: {wanted}."
-                yield hit(file, path, message, fix, raised_by="nobody")
-    for workload, container, inner in of_containers(files) if plan is None else ():
-        limit = str(container.resource("limits", _GPU))
-        for launch in inner.file.value.launches:
-            launcher = launch.launcher("torchrun")
-            number = option(launcher, "nproc-per-node") if launcher else None
-            if launcher is None or number is None or not number.isdecimal() or workload.kind == "MPIJob":
-                continue
-            at = launcher.options.position("--nproc-per-node", "--nproc_per_node")
-            if limit.isdecimal() and int(number) > int(limit):
-                has = f"{limit} GPU{'s' if limit != '1' else ''}"
-                message = f"{number} processes, and the pod has {has}: invalid device ordinal."
-                fix = f"Ask for {_GPU}: {number}, or start {limit}."
-                yield from inner.at_home(Hit(inner.file.name, at, message, fix))
-            elif limit.isdecimal() and int(number) < int(limit):
-                idle = int(limit) - int(number)
-                message = f"{number} of the pod's {limit} GPUs are used, and {idle} not."
-                fix = f"Write --nproc-per-node={limit}."
-                found = Hit(inner.file.name, at, message, fix, "slow", "nobody")
-                yield from inner.at_home(found)
-
-
-@rule(
-    "kubernetes.shared-memory", severity="memory", raised_by="torch",
-    evidence=f"{_DOCUMENTATION}: emptyDir, medium Memory; NCCL 2.27 documentation, Troubleshooting: shared memory",
-)  # fmt: skip
-def shared_memory(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A pod of several GPUs with 64 MiB at /dev/shm, where NCCL and the workers of loaders pass tensors on."""
-    for file, workload in _of(files) if plan is None else ():
-        for each in workload.kinds:
-            for container in each.containers:
-                count = str(container.resource("limits", _GPU))
-                few = not count.isdecimal() or int(count) < 2
-                if few or _has_shared_memory(each, container) or not _trains(workload, container):
-                    continue
-                message = "/dev/shm has 64 MiB here, which NCCL and the workers of loaders run out of (bus error)."
-                fix = "Mount an emptyDir with medium: Memory at /dev/shm."
-                yield hit(file, (*container.path, "name"), message, fix)
-
-
-def _has_shared_memory(each: Pods, container: Container) -> bool:
-    mounts = container.value.get("volumeMounts")
-    places = [str(mount.get("mountPath")).rstrip("/") for mount in mounts or () if isinstance(mount, dict)]
-    return each.spec.get("hostIPC") is True or "/dev/shm" in places
-
-
-@rule(
-    "kubernetes.master-address", severity="hang", raised_by="nobody",
-    evidence=f"{_OPERATOR}; {_DOCUMENTATION}: DNS for Services and Pods",
-)  # fmt: skip
-def master_address(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A MASTER_ADDR that each pod takes for itself, that no name is made for, or that the operator sets itself."""
-    for file, workload in _of(files) if plan is None else ():
-        for each in workload.kinds:
-            for path, value in _addresses(each):
-                yield from _judged(file, workload, each, path, value)
-
-
-def _addresses(each: Pods) -> Iterator[tuple[Path, str]]:
-    for container in each.containers:
-        for path, entry in container.environment:
-            if entry.get("name") == "MASTER_ADDR" and isinstance(entry.get("value"), str):
-                yield (*path, "value"), entry["value"]
-
-
-def _judged(file: File, workload: Workload, each: Pods, path: Path, value: str) -> Iterator[Hit]:
-    if workload.kind == "PyTorchJob" and any(pods.role == "Master" for pods in workload.pods):
-        message = f"MASTER_ADDR={value} isn't used: the operator of PyTorchJob adds its own behind it."
-        yield hit(file, path, message, "Leave it out.", severity="info")
-    elif _LOCAL.fullmatch(value) and (workload.count or 1) > 1:
-        message = f"MASTER_ADDR={value} is each of the {workload.count} pods itself: they never meet."
-        yield hit(file, path, message, "Name the first pod: JOB-0.SERVICE, with a headless Service.")
-    elif workload.kind == "Job" and is_told(value) and not each.spec.get("subdomain"):
-        name = str(workload.value.get("metadata", {}).get("name"))
-        if re.fullmatch(rf"{re.escape(name)}-0\.[\w.-]+", value):
-            message = f"{value} is a name only where the pods have that subdomain: they look for it in vain."
-            fix = f"Add subdomain: {value.split('.')[1]} to the pods, and a headless Service of that name."
-            yield hit(file, path, message, fix)
-
-
-@rule(
-    "kubernetes.refused", severity="error", raised_by="nobody",
-    evidence=f"{_API}; {_OPERATOR}, pytorch_validation.go",
-)  # fmt: skip
-def refused(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """What the API server, or the operator of PyTorchJob, doesn't take."""
-    for file, workload in _of(files) if plan is None else ():
-        for each in workload.kinds:
-            yield from _restart(file, workload, each)
-            for container in each.containers:
-                for path, entry in container.environment:
-                    if isinstance(entry.get("value"), (bool, int, float)):
-                        message = f"the value of {entry.get('name')} is no text: the API refuses the object."
-                        yield hit(file, (*path, "value"), message, "Put it in quotes.")
-            if workload.kind == "PyTorchJob" and each.containers:
-                yield from _of_operator(file, each)
-
-
-def _restart(file: File, workload: Workload, each: Pods) -> Iterator[Hit]:
-    policy = each.spec.get("restartPolicy")
-    by_default = policy is None and workload.kind == "JobSet"  # its webhook writes OnFailure
-    refuses = policy not in ("Never", "OnFailure") and is_told(str(policy)) and not by_default
-    if workload.kind in ("Job", "JobSet") and refuses:
-        what = f"restartPolicy: {policy}" if policy else "no restartPolicy, which is Always,"
-        message = f"{what} in a Job: the API takes Never or OnFailure."
-        yield hit(file, (*each.path, "restartPolicy"), message, "Write restartPolicy: Never.")
-
-
-def _of_operator(file: File, each: Pods) -> Iterator[Hit]:
-    if not any(container.value.get("name") == "pytorch" for container in each.containers):
-        message = "no container is called pytorch: the operator takes no PyTorchJob without one."
-        yield hit(file, (*each.containers[0].path, "name"), message, "Call the container pytorch.")
-    if each.role == "Master" and each.count not in (1, None):
-        message = f"{each.count} pods are Master: the operator takes one."
-        yield hit(file, (*each.above, "replicas"), message, "Write replicas: 1, and the others under Worker.")
+    return "MASTER_ADDR" in names or _JOINS.search(words) is not None

@@ -18,6 +18,7 @@ from dslaunch.rules.shell.heredocs import Inner
 
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 _COMMAND_OPTION = re.compile(r"-\w*c")
+_BLOCK = re.compile(r"""(?:-\s+)*(?:(?:"[^"]*"|'[^']*'|[^\s:]+):\s+)?[|>]""")
 _SET_BY_OPERATOR = ("PET_MASTER_ADDR", "PET_NODE_RANK")
 """What a PyTorchJob's pods have: where their launchers meet, and who is who."""
 
@@ -32,9 +33,9 @@ def of_containers(files: FileSet) -> Iterator[tuple[Workload, Container, Inner]]
                         yield workload, container, inner
 
 
-def in_manifests(files: FileSet) -> Iterator[Inner]:
-    """The scripts in manifests."""
-    return (inner for _, _, inner in of_containers(files))
+def containers_of(workload: Workload) -> Iterator[Container]:
+    """Those that run side by side, of all its pods."""
+    return (container for pods in workload.kinds for container in pods.containers)
 
 
 def shell_text(container: Container) -> tuple[Path, str] | None:
@@ -50,7 +51,7 @@ def _read(file: File, workload: Workload, container: Container) -> Inner | None:
     names = _SET_BY_OPERATOR if workload.kind == "PyTorchJob" else ()
     own = tuple(Assignment(name, "", START, False) for name in names)
     if found := shell_text(container):
-        written = _written(file, *found)
+        written = written_block(file, *found)
         value = script.parse(written.text)
     elif container.words:
         written = Written(file.text, True, file.text, START, ())
@@ -73,10 +74,10 @@ def _assigned(file: File, container: Container) -> Iterator[Assignment]:
             yield Assignment(name, value, file.at(*path), "$(" not in value)
 
 
-def _written(file: File, path: Path, text: str) -> Written:
+def written_block(file: File, path: Path, text: str) -> Written:
     """A block of text behind as many line feeds as stand above it, with where each of its lines stands."""
     lines, at = file.text.split("\n"), file.at(*path)
-    block = lines[at.line - 1][at.column - 1 :].lstrip("- ").startswith(("|", ">"))
+    block = _BLOCK.match(lines[at.line - 1], at.column - 1) is not None
     first = at.line + 1 if block else at.line
     indent = len(lines[first - 1]) - len(lines[first - 1].lstrip()) if block and first <= len(lines) else at.column
     above = "\n" * (first - 1)
@@ -85,4 +86,5 @@ def _written(file: File, path: Path, text: str) -> Written:
         if number <= len(lines):
             moves.append((size, min(source.offset(Position(number, 1)) + indent, len(file.text))))
         size += len(line) + 1
-    return Written(above + text, True, file.text, Position(first, 1), tuple(moves))
+    rest = "\n" * (len(lines) - first - text.count("\n"))  # as many lines as the manifest has
+    return Written(above + text + rest, True, file.text, Position(first, 1), tuple(moves))

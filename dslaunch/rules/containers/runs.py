@@ -14,7 +14,7 @@ from dslaunch.files.position import Position
 from dslaunch.files.script import Command
 from dslaunch.planfile import Plan
 from dslaunch.rules.launchers.torchrun import most_nodes
-from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.settings import Settings
 
 _DOCKER, _SINGULARITY = ("docker", "podman"), ("singularity", "apptainer")
@@ -33,6 +33,10 @@ _SINGULARITY_SWITCHES = frozenset(_SWITCHES_OF_SINGULARITY.split())
 _PROGRAM = re.compile(r"(?:.*/)?(?:torchrun|deepspeed|accelerate|python[\d.]*|(?:ba|z|da)?sh|env|mpirun|exec)")
 """What stands behind an image."""
 _BY_ENVIRONMENT = re.compile(r"(?:SINGULARITY|APPTAINER)_(?:NV|NVCCLI|ROCM)\b")
+_NVIDIA = re.compile(
+    r"nvidia|nvcr\.io|cuda|\bngc\b|[:_-](?:v100|a100|h100|h200|b200|gh200|l40s?|rtx)\b|NCCL_IB_", re.IGNORECASE
+)
+"""What tells NVIDIA's GPUs: a library of theirs, an image, a type."""
 _ISOLATED = ("bridge", "none", "default")
 _INTERACTIVE = re.compile(r"-[a-z]*i[a-z]*|--interactive(?:=true)?")
 _TTY = re.compile(r"-[a-z]*t[a-z]*|--tty(?:=true)?")
@@ -54,6 +58,8 @@ class Container:
     launch: CommandLine | None
     entered: bool
     """`docker exec`: the container is there already."""
+    inside: tuple[Word, ...]
+    """What runs in it: the words behind the image; none where the image isn't told."""
 
 
 def containers(files: FileSet) -> Iterator[Container]:
@@ -68,7 +74,9 @@ def containers(files: FileSet) -> Iterator[Container]:
                 options = _options(command.words[at + 2 :], switches)
                 launch = launches.get(command.at)
                 entered = program in _DOCKER and command.words[at + 1].text == "exec"
-                yield Container(file, command, program, options, command.words[at].at, launch, entered)
+                _, rest = launcher_options(command.words[at + 2 :], switches)
+                inside = tuple(rest[1:]) if rest and rest[0].known else ()
+                yield Container(file, command, program, options, command.words[at].at, launch, entered, inside)
 
 
 def _start(words: Sequence[Word]) -> int | None:
@@ -120,10 +128,15 @@ def gpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
             continue
         if each.launch.launcher("torchrun") is None and each.launch.launcher("deepspeed") is None:
             continue
+        if each.inside and each.inside[0].text in ("--gpus", "--nv", "--rocm"):
+            continue  # container.order
         where = "unless the host's configuration gives it to all containers"
         if each.program in _SINGULARITY and not each.options.has("--nv", "--nvccli", "--rocm"):
-            message = f"{each.program} without --nv: no GPU driver in the container, {where}."
-            yield Hit(each.file.name, each.at, message, f"Write {each.program} exec --nv (--rocm on AMD).")
+            message = f"{each.program} without --nv: on NVIDIA there is no GPU driver in the container, {where}."
+            of_others: Severity = "info"  # AMD's GPUs are seen without
+            severity = None if _NVIDIA.search(each.file.text) else of_others
+            fix = f"Write {each.program} exec --nv (--rocm on AMD)."
+            yield Hit(each.file.name, each.at, message, fix, severity)
         elif each.program in _DOCKER and not each.options.has("--gpus", "--runtime", "--device", "--privileged"):
             message = f"{each.program} run without --gpus: no GPU in the container, {where}."
             found = Hit(each.file.name, each.at, message, "Add --gpus all.", severity="info")
