@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dslaunch.files.lexer import UnclosedError, tokens
 
@@ -15,7 +16,9 @@ _CLOSES = frozenset(_ENDS.values())
 _GOES_ON = frozenset({"!", "do", "elif", "else", "then", "time"})
 """Words behind which a command begins."""
 _REDIRECTS = re.compile(r"\d*[<>&]+[<>&|-]*")
-_OTHER_SHELL = re.compile(r"#!(?!\S*/(?:ba|da|k)?sh\b|\S*env\s+(?:-\S+\s+)*(?:ba|da|k)?sh\b)")
+_OTHER_SHELL = re.compile(
+    r"(?:Content-Type:|MIME-Version:)|#!(?!\S*/(?:ba|da|k)?sh\b|\S*env\s+(?:-\S+\s+)*(?:ba|da|k)?sh\b)"
+)
 
 
 @dataclass
@@ -31,12 +34,22 @@ class _Block:
 
 def fault(text: str) -> tuple[str, int] | None:
     """What is wrong with the script's blocks, and the offset of the word; None where nothing is told."""
-    if _OTHER_SHELL.match(text):
-        return None
+    return None if _OTHER_SHELL.match(text) else _read(text)[0]
+
+
+def ends(text: str) -> Mapping[int, int]:
+    """Offsets of the words that open a block, and behind those that close it."""
+    return _read(text)[1]
+
+
+@lru_cache(maxsize=4)
+def _read(text: str) -> tuple[tuple[str, int] | None, Mapping[int, int]]:
+    """What is wrong, and the blocks up to there."""
+    blocks = _Blocks(text)
     try:
-        return _Blocks(text).read()
+        return blocks.read(), blocks.ends
     except UnclosedError:
-        return None
+        return None, blocks.ends
 
 
 class _Blocks:
@@ -45,6 +58,7 @@ class _Blocks:
     def __init__(self, text: str) -> None:
         self.text = text
         self.open: list[_Block] = []
+        self.ends: dict[int, int] = {}
         self.first = True
         """Whether a command may begin here."""
         self.names = False
@@ -81,7 +95,7 @@ class _Blocks:
         top = self.open[-1] if self.open else None
         if top is not None and top.pattern:
             if raw == "esac" and self.first:
-                self._close()
+                self._close(at + len(raw))
             self.first = False
             return None
         if top is not None and top.word == "case" and not top.named:
@@ -93,7 +107,7 @@ class _Blocks:
         if raw in _CLOSES:
             if top is None or _ENDS[top.word] != raw:
                 return self._stray(raw, top), at
-            self._close()
+            self._close(at + len(raw))
         elif raw in _ENDS:
             if raw == "{" and top is not None and top.word in ("for", "select") and not top.named:
                 self.open.pop()  # `for NAME; { ...; }`
@@ -107,8 +121,8 @@ class _Blocks:
                 top.named = True
         return None
 
-    def _close(self) -> None:
-        self.open.pop()
+    def _close(self, at: int) -> None:
+        self.ends[self.open.pop().at] = at
         self.first = True
 
     def _stray(self, raw: str, top: _Block | None) -> str:

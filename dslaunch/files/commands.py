@@ -106,8 +106,8 @@ def _over_components(srun: Arguments, words: Sequence[Word]) -> bool:
 
 
 def _settled(arguments: Arguments, script: Word | None) -> Arguments:
-    """Where the script itself isn't told, its arguments may not be all."""
-    if script is None or script.known:
+    """Where the script itself isn't told, its arguments may not be all; of `$ROOT/train.py` they are."""
+    if script is None or script.known or script.text.endswith(".py"):
         return arguments
     return Arguments(arguments.flags, arguments.words, complete=False)
 

@@ -21,12 +21,14 @@ from dslaunch.files import (
     relaxed_json,
     script,
     shell,
+    submitting,
     yaml_text,
 )
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.flags import Arguments
 from dslaunch.files.kinds import (
     Kind,
+    are_records,
     is_template,
     json_kind,
     looks_like_json,
@@ -128,7 +130,17 @@ class FileSet:
 
 def read_fileset(texts: Mapping[str, str]) -> FileSet:
     """The files of `{name: text}`; a name may hold folders."""
-    return FileSet(tuple(_read(name, texts[name]) for name in sorted(texts)))
+    return _submitted(FileSet(tuple(_read(name, texts[name]) for name in sorted(texts))))
+
+
+def _submitted(files: FileSet) -> FileSet:
+    """The files, of which a script is read with the options that another script submits it with."""
+    if not any("sbatch " in file.text for file in files.of("shell")):
+        return files
+    scripts = {file.name: own for file, own in files.scripts() if not file.problems}
+    found = submitting.overridden(scripts, {file.name: file.text for file in files.files})
+    changed = (replace(file, value=found[file.name]) if file.name in found else file for file in files.files)
+    return FileSet(tuple(changed), files.folders)
 
 
 def read_paths(paths: Iterable[DiskPath]) -> FileSet:
@@ -161,7 +173,7 @@ def read_folder(folder: DiskPath) -> FileSet:
     if len(paths) > MAX_FILES:
         raise ConfigError(f"{folder}: {len(paths):,} files; at most {MAX_FILES} are read. Name those to check.")
     folders = frozenset(str(path) for path in (folder, *inside) if path not in paths)
-    return FileSet(tuple(_read_or_say(path) for path in paths), folders)
+    return _submitted(FileSet(tuple(_read_or_say(path) for path in paths), folders))
 
 
 def is_rendered(path: DiskPath) -> bool:
@@ -193,7 +205,7 @@ def joined(filesets: Iterable[FileSet]) -> FileSet:
     every = list(filesets)
     by_name = {file.name: file for fileset in every for file in fileset.files}
     folders = frozenset[str]().union(*(fileset.folders for fileset in every))
-    return FileSet(tuple(by_name[name] for name in sorted(by_name)), folders)
+    return _submitted(FileSet(tuple(by_name[name] for name in sorted(by_name)), folders))
 
 
 def _read(name: str, text: str) -> File:
@@ -251,7 +263,7 @@ def _read_tree(
 def _unparsed(name: str, kind: Kind, text: str, problem: Problem) -> File:
     """A text that can't be read, or is too large, is wrong only where it is meant to be a configuration."""
     meant = kind not in ("json", "yaml") or (kind == "yaml" and meant_yaml(text))
-    unread = kind == "yaml" or problem.rule == "file.unread"
+    unread = kind == "yaml" or problem.rule == "file.unread" or (kind == "json" and are_records(text))
     rule = "file.syntax" if meant else "file.unread" if unread else problem.rule
     return File(name, kind, text, problems=(replace(problem, rule=rule),))
 

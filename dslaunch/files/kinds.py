@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Literal
 
@@ -53,7 +54,9 @@ _NEOX_KEYS = frozenset({
     "seq_length",
 })  # fmt: skip
 """Keys of GPT-NeoX's arguments, which hold DeepSpeed's among their own; a file of them has at least two."""
-_DEEPSPEED_NAME = re.compile(r"(?:^|[_.-])(?:ds|deepspeed|zero_?\d?)(?:[_.-]|$)", re.IGNORECASE)
+_DEEPSPEED_NAME = re.compile(
+    r"(?:^|[_.-])(?:ds|deepspeed|zero_?[0-3])(?:[_.-]|$)|^zero(?:[_-]?(?:config|stage\w*))?$", re.IGNORECASE
+)
 _HF_NAME = re.compile(r"(?:hf|training|trainer)[_-]?arg", re.IGNORECASE)
 _YAML_KEY = re.compile(r"^(\w+):", re.MULTILINE)
 _JSON_NAME = re.compile(r"\.h?json$", re.IGNORECASE)
@@ -74,13 +77,16 @@ _LAUNCH = re.compile(
         (?:\S+\s+|\\\n\s*)*?(?:-m\s|\S+\.(?:py|sh)\b|-)""",
     re.VERBOSE | re.MULTILINE,
 )
+_RECORDS = 3
+_NOTEBOOK = "# Databricks notebook source"
 _LOOKED_AT = 20_000
 """Characters that a kind is told from, where the whole text would be searched."""
 
 
 def looks_like_json(name: str, text: str) -> bool:
     """Worth parsing as JSON: it opens with a brace, or its name says so."""
-    opens = text.lstrip("\ufeff \t\r\n").startswith("{") and not looks_like_yaml(name)
+    start = text.lstrip("\ufeff \t\r\n")[:2]
+    opens = start[:1] == "{" and start not in ("{%", "{{") and not looks_like_yaml(name)
     return opens or _JSON_NAME.search(name) is not None
 
 
@@ -113,6 +119,15 @@ def _holds_deepspeed(value: dict[str, Any]) -> bool:
         for key, parts in _SHARED_KEYS.items() if key in value
     )  # fmt: skip
     return bool(found - _SHARED_KEYS.keys()) or as_its_own or 2 * len(found) >= len(value) > 0
+
+
+def are_records(text: str) -> bool:
+    """Whether each line is a document of its own: a log or data, and no configuration."""
+    lines = [line for line in text[:_LOOKED_AT].splitlines() if line.strip()][:_RECORDS]
+    try:
+        return len(lines) > 1 and all(isinstance(json.loads(line), dict) for line in lines)
+    except ValueError:
+        return False
 
 
 def yaml_kind(name: str, value: Any) -> Kind:
@@ -161,7 +176,9 @@ def _is_hydra(value: dict[str, Any]) -> bool:
 
 def is_template(name: str, text: str) -> bool:
     """Whether a program of its own fills it in before anything reads it."""
-    return _TEMPLATE_NAME.search(name) is not None or _TEMPLATE_LINE.search(text[:_LOOKED_AT]) is not None
+    begins = text.lstrip()[:2] in ("{%", "{{")
+    named = _TEMPLATE_NAME.search(name) is not None
+    return begins or named or _TEMPLATE_LINE.search(text[:_LOOKED_AT]) is not None
 
 
 _ONE_OPTION = re.compile(r"--(?!.*\s--)")
@@ -173,7 +190,7 @@ def text_kind(name: str, text: str) -> Kind:
     stem = name.rpartition("/")[2]
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
-    if stem.endswith(_PROSE):
+    if stem.endswith(_PROSE) or text.startswith(_NOTEBOOK):
         return "other"
     if stem in _DEEPSPEED_ENV:
         return "deepspeed_env"

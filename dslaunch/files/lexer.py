@@ -117,6 +117,9 @@ def _step(text: str, at: int, end: int, opened: list[str], top: str, start: int)
         return close.end()
     if char == "#" and top == ")" and text[at - 1] in " \t\n(":
         return _line_end(text, at, end)
+    if char == "#" and top == "`" and text[at - 1] in " \t\n`":
+        behind = text.find("`", at, end)
+        return min(_line_end(text, at, end), behind if behind >= 0 else end)
     if opened and char == top:
         opened.pop()
     elif char in "\"`":

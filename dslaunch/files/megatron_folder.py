@@ -47,13 +47,19 @@ def find(folder: Path) -> tuple[str, str, MegatronCheckpoint] | None:
     if tracker.is_file():
         with tracker.open("rb") as stream:
             text = stream.read(100).decode(errors="replace")
-    steps = frozenset(name for name in _names(folder) if STEP.fullmatch(name) and (folder / name).is_dir())
+    named = (name for name in _names(folder) if STEP.fullmatch(name) and (folder / name).is_dir())
+    steps = frozenset(name for name in named if text or name != "release" or _is_saved(folder / name))
     if not text and not steps:
         return None
     word = text.strip()
     tracked = f"iter_{int(word):07d}" if word.isascii() and word.isdigit() and len(word) < 10 else word
     ranks = _ranks(folder / tracked) if tracked in steps else frozenset()
     return str(tracker if text else folder), text, MegatronCheckpoint(tracked, steps, ranks)
+
+
+def _is_saved(step: Path) -> bool:
+    """Whether a folder that many projects have by this name holds a checkpoint."""
+    return any(_RANK.match(name) or name == "metadata.json" or name.endswith(".distcp") for name in _names(step))
 
 
 def _ranks(step: Path) -> frozenset[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Path = tuple[str | int, ...]
 """The way to a value in a document: keys of objects and indices of lists."""
@@ -15,6 +15,8 @@ class Position:
 
     line: int
     column: int
+    file: str = field(default="", compare=False)
+    """Where it is another file than the one that is spoken of."""
 
 
 START = Position(1, 1)

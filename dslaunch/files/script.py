@@ -12,8 +12,11 @@ from dslaunch.files.commands import CommandLine, command_line
 from dslaunch.files.flags import Word
 from dslaunch.files.heredoc import PIECE, Heredoc
 from dslaunch.files.lexer import Token, UnclosedError, tokens
+from dslaunch.files.looped import Loops
+from dslaunch.files.loops import Passes
 from dslaunch.files.position import Lines, Position, Problem
 from dslaunch.files.shell import Assignment, assignments
+from dslaunch.files.switches import REMOTE
 from dslaunch.files.variables import Variables
 
 _OPENS = {"if", "for", "while", "until", "case", "{", "select"}
@@ -21,10 +24,12 @@ _CLOSES = {"fi", "done", "esac", "}"}
 _TURNS = {"elif", "else"}
 _PASSED = {"then", "do", "!", "time", "in"}
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
+_AS_NUMBER = re.compile(r"-\w*i\w*")
 _SPLITS_AGAIN = {"eval"}
 _WITH_BRACKETS = {"case", "for", "function", "select"}
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
 _COMMAND_OPTION = re.compile(r"-\w*c")
+_ALL_ARGUMENTS = frozenset({"$@", "$*", "${@}", "${*}"})
 _REDIRECTION = re.compile(r"\d*[<>&].*")
 _NAME_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
 _FEWER_NODES = re.compile(r"-[Nnr]\d*(?![\w-])|--n(?:odes|tasks)\b")
@@ -65,6 +70,8 @@ class Directive:
     """False: it stands after the first command, where sbatch no longer looks."""
     component: int = 0
     """Of a heterogeneous job: lines `#SBATCH hetjob` above it."""
+    given: bool = False
+    """On the command line of sbatch, which another script has."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,8 @@ class ShellScript:
     """The words behind each `export`, `declare` and the like, as typed."""
     arrays: Mapping[str, int] = field(default_factory=dict)
     """How many words each array has, set outside of conditions and told."""
+    passes: tuple[Passes, ...] = ()
+    """What the variables of its loops hold."""
 
     @cached_property
     def launches(self) -> tuple[CommandLine, ...]:
@@ -102,9 +111,13 @@ class ShellScript:
         return self.settled.get(name)
 
 
-def parse(text: str) -> ShellScript:
-    """The script in `text`; a quote that is not closed ends what is read of it, and is a problem."""
-    directives = tuple(_directives(text))
+def parse(text: str, given: tuple[Directive, ...] = ()) -> ShellScript:
+    """The script in `text`; a quote that is not closed ends what is read of it, and is a problem.
+
+    Args:
+        given: options with which it is submitted.
+    """
+    directives = (*_directives(text), *given)
     reader = _Reader(text, _filled_by_slurm(directives))
     problems: tuple[Problem, ...] = ()
     try:
@@ -118,9 +131,12 @@ def parse(text: str) -> ShellScript:
     values = reader.variables.values.items()
     settled = {name: value.text for name, value in values if value.known and not value.array}
     found = tuple(reader.commands)
+    directives = tuple(each for each in directives if each.read or not _is_written(each, found))
     first_words, declared = tuple(reader.variables.first_words), tuple(reader.declared)
     arrays = {name: len(value.words) for name, value in values if value.known and value.array}
-    return ShellScript(assignments(text), directives, found, settled, problems, first_words, declared, arrays)
+    passes = tuple(reader.loops.passes)
+    own = assignments(text)
+    return ShellScript(own, directives, found, settled, problems, first_words, declared, arrays, passes)
 
 
 class _Reader:
@@ -130,6 +146,7 @@ class _Reader:
         self.text = text
         self.lines = Lines(text)
         self.variables = Variables(text, environment)
+        self.loops = Loops(text, self.variables)
         self.commands: list[Command] = []
         self.declared: list[tuple[Word, ...]] = []
         self._words: list[Token] = []
@@ -142,8 +159,11 @@ class _Reader:
     def read(self) -> None:
         """Every command up to the end."""
         redirected = False
+        behind = 0
         for token in tokens(self.text):
             raw = self.text[token.start : token.end]
+            if token.start < behind:
+                continue
             if token.kind == "heredoc":
                 self._attach(token)
             elif token.kind == "word":
@@ -155,8 +175,14 @@ class _Reader:
             else:
                 if raw == "(" and self._is_stray(token):
                     self.variables.stray.append(token.start)
+                behind = self._counted(raw)
                 self._end(raw)
         self._end("\n")
+
+    def _counted(self, raw: str) -> int:
+        """The offset behind the head of `for ((...))`, whose first bracket this is; else 0."""
+        alone = raw == "(" and len(self._words) == 1
+        return (self.loops.counts(self._words[0].start) or 0) if alone else 0
 
     def _is_stray(self, bracket: Token) -> bool:
         """Whether `(` stands among a command's words, where bash expects none."""
@@ -173,17 +199,21 @@ class _Reader:
         self._in_test = raw == "[[" or (self._in_test and raw != "]]")
         if first and raw in _OPENS:
             self.variables.enter()
+            self.loops.opens(raw, token.start)
             self._cases += raw == "case"
             if raw in ("for", "select", "case"):
                 self._words.append(token)
         elif first and raw in _CLOSES and self.variables.in_block:
             self.variables.leave()
+            self.loops.closes(token.end)
             self._cases -= raw == "esac"
             self._in_pattern = False
         elif first and raw in _TURNS and self.variables.in_block:
             self._turn()
         elif not (first and raw in _PASSED):
             self._words.append(token)
+        elif raw == "do":
+            self.loops.begins(token.end)
 
     def _turn(self) -> None:
         self.variables.leave()
@@ -198,7 +228,7 @@ class _Reader:
         elif head in ("for", "select"):
             if len(words) > 1:
                 name = self.text[words[1].start : words[1].end]
-                self.variables.forget(name, self.variables.expand(words[3:]) if head == "for" else ())
+                self.loops.over(name, words[3:]) if head == "for" else self.variables.forget(name)
         elif self._in_pattern:
             self._in_pattern = raw != ")"
         elif raw == "(" and len(words) == 1:
@@ -216,6 +246,10 @@ class _Reader:
         if all(names) or head in _DECLARES:
             for token in words:
                 self.variables.assign(token)
+            raws = [self.text[token.start : token.end] for token in words[1:]]
+            if head in _DECLARES and any(_AS_NUMBER.fullmatch(raw) for raw in raws):
+                for raw in raws:
+                    self.variables.forget(raw.partition("=")[0])  # bash calculates what is set from here on
             if head in _DECLARES:
                 self.declared.append(tuple(self._typed(token) for token in words[1:]))
             return
@@ -242,11 +276,20 @@ class _Reader:
             raw = self.text[token.start : token.end]
             resplit = resplit or before in _SPLITS_AGAIN
             inner = raw[:1] in "\"'" and _COMMAND_OPTION.fullmatch(before) and self._shell_runs(words, token)
-            remote = raw[:1] in "\"'" and self.text[words[0].start : words[0].end] == "ssh" and token == words[-1]
-            yield from self.variables.expand([token], resplit=resplit or bool(inner) or remote)
+            head = self.text[words[0].start : words[0].end]
+            remote = raw[:1] in "\"'" and head in REMOTE and token == words[-1]
+            found = self.variables.expand([token], resplit=resplit or bool(inner) or remote)
             if inner and not resplit:
-                return  # what follows are the $0 and $1 of the shell inside
+                yield from self._with_rest(found, words[words.index(token) + 1 :])
+                return
+            yield from found
             before = raw
+
+    def _with_rest(self, inside: Sequence[Word], behind: Sequence[Token]) -> Iterator[Word]:
+        """The words that a shell inside reads; what follows its text are its $0, and from $1 on its "$@"."""
+        rest = self.variables.expand(behind[1:])
+        for word in inside:
+            yield from rest if word.text.strip('"') in _ALL_ARGUMENTS and behind else (word,)
 
     def _shell_runs(self, words: Sequence[Token], at: Token) -> bool:
         """Whether `bash` or the like stands two words before `at`."""
@@ -270,6 +313,12 @@ class _Reader:
             values = {name: told for name in names if name and (told := self.variables.possible(name))}
             heredoc = Heredoc(body, self.lines.position(token.start), token.expands, values)
             self.commands[-1] = replace(self.commands[-1], heredoc=heredoc)
+
+
+def _is_written(directive: Directive, commands: Sequence[Command]) -> bool:
+    """Whether it stands in a heredoc: it is another script's."""
+    bodies = (command.heredoc for command in commands if command.heredoc)
+    return any(body.at.line <= directive.at.line <= body.at.line + body.text.count("\n") for body in bodies)
 
 
 def _filled_by_slurm(directives: Sequence[Directive]) -> dict[str, str]:

@@ -33,8 +33,20 @@ def assignments(text: str) -> tuple[Assignment, ...]:
     found: list[Assignment] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not _COMMENT.match(line):
-            found += [_assignment(number, match) for match in _ASSIGNMENT.finditer(line)]
+            told = line if line.startswith("#") else line[: _comment(line)]
+            found += [_assignment(number, match) for match in _ASSIGNMENT.finditer(told)]
     return tuple(found)
+
+
+def _comment(line: str) -> int:
+    """Where a comment behind a command begins; the line's length where none does."""
+    quote = ""
+    for at, letter in enumerate(line):
+        if letter == "#" and not quote and at and line[at - 1] in " \t":
+            return at
+        if letter in "\"'`" and (at == 0 or line[at - 1] != "\\"):
+            quote = "" if quote == letter else quote or letter
+    return len(line)
 
 
 def _assignment(line: int, match: re.Match[str]) -> Assignment:

@@ -27,7 +27,9 @@ _BY_LAUNCHER = {
         --oversubscribe -u --unbuffered -v --verbose -V --version -X --disable-status -Z --no-allocate
         --contiguous --exact --exclusive --immediate -I --interactive --multi-prog --overlap --preserve-env -E
         --pty --quit-on-interrupt --reboot --resv-ports --spread-job --use-min-nodes --usage --whole
-        --test-only --nice --propagate --send-libs --get-user-env --async --external-launcher""",
+        --test-only --nice --propagate --send-libs --get-user-env --async --external-launcher
+        --container-mount-home --no-container-mount-home --container-remap-root --no-container-remap-root
+        --container-entrypoint --no-container-entrypoint --container-writable --container-readonly""",
     # the manual page of mpirun, Open MPI 4 and 5
     "mpirun": """
         -h --help -v --verbose -q --quiet --allow-run-as-root --oversubscribe -oversubscribe --nooversubscribe
@@ -36,11 +38,20 @@ _BY_LAUNCHER = {
     # `-m` is none for the interpreter; here the module's name stands where a script's would
     "python": "-u -O -OO -B -E -s -S -I -v -q -b -d -i -P -m",
 }
+_SBATCH = """
+    --consolidate-segments --contiguous --exclusive --external --get-user-env --help --hold -H --ignore-pbs
+    --kill-on-invalid-dep --nice --no-kill -k --no-requeue --overcommit -O --oversubscribe -s --parsable
+    --propagate --quiet -Q --reboot --requeue --resv-ports --spread-job --spread-segments --stepmgr --test-only
+    --usage --use-min-nodes --verbose -v --version -V --wait -W --wait-all-nodes --x11 -h"""
+SBATCH = frozenset(_SBATCH.split())
+"""Options of sbatch without a value, or whose value comes behind `=` (its manual page, SLURM 22.05 to 25.05)."""
 SWITCHES = {launcher: frozenset(options.split()) for launcher, options in _BY_LAUNCHER.items()}
 
 _WRAP = """
-    apptainer bash command conda docker env eval exec micromamba ncu nice nohup nsys numactl pixi podman poetry
-    rocprof setsid sh singularity ssh stdbuf sudo taskset time timeout uv"""
+    apptainer bash clush command conda docker env eval exec micromamba ncu nice nohup nsys numactl pdsh pixi podman
+    poetry pssh rocprof setsid sh singularity ssh stdbuf sudo taskset time timeout uv"""
+REMOTE = frozenset({"clush", "pdsh", "pssh", "ssh"})
+"""Commands whose last word a shell on other hosts reads."""
 WRAPPERS = frozenset(_WRAP.split())
 """Commands that run the command behind them."""
 CONTAINERS = frozenset({"docker", "podman"})

@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from dslaunch.files import loops
 from dslaunch.files.arithmetic import whole_number
 from dslaunch.files.flags import Word, is_told
-from dslaunch.files.lexer import Token, fields, tokens
+from dslaunch.files.lexer import Token, UnclosedError, fields, tokens
 from dslaunch.files.position import Lines, Position
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
@@ -31,11 +32,14 @@ _PIECE = re.compile(
 _REFERENCE = re.compile(r"(\"?)\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})\1")
 _DEFAULT_ALONE = re.compile(r"\$\{[A-Za-z_]\w*:?-[^{}]*\}")
 _BARE_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\}?")
-_PARTS = re.compile(r"(?:\$\([^()]*\)|`[^`]*`|\S)+")
+_LENGTH = re.compile(r"\$\{#(\w+)\[[@*]\]\}")
+_PARTS = re.compile(r"(?:\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`|\S)+")
 """Words of a text: blanks in a substitution part none."""
 _BARE_REFERENCE = re.compile(r"\$\{?(\w+)\}?")
 _OF_PLATFORM = re.compile(r"SLURM_|PET_|OMPI_|(?:MASTER_ADDR|(?:LOCAL_|NODE_|GROUP_|MACHINE_)?RANK)$")
 """Variables that what starts a script sets: a default in it is for other places."""
+_OF_NODES = re.compile(r"N?NODES|N(?:UM)?_?NODES|NUM_MACHINES|WORLD_SIZE")
+"""Numbers that a job's environment gives to a script with a default of 1 for a run by hand."""
 _MAX_CHARACTERS = 1_000_000
 """What one script's variables may fill in, in all."""
 
@@ -126,6 +130,9 @@ class Variables:
             value = Value(tuple(self._split(Token("word", start, token.end))))
             if name in _ONE_WORD and len(value.words) > 1:
                 value = self._untold(name)
+        if not value.known and loops.is_step(self.text, token.start, token.end):
+            self.forget(name)
+            return True
         if match[2]:
             earlier = self.values.get(name, Value(()))
             value = Value(earlier.words + value.words, earlier.array)
@@ -139,16 +146,15 @@ class Variables:
         late = self.of_step and self._late
         return self.values.get(name) or (None if late else self._environment.get(name))
 
-    def forget(self, name: str, values: Iterable[Word] = ()) -> None:
+    def forget(self, name: str, values: tuple[str, ...] = ()) -> None:
         """The shell sets this variable to what isn't told: `for NAME in`, `read NAME`.
 
         Args:
-            values: what a loop gives it, one after the other.
+            values: all that a loop gives it, one after the other.
         """
         self._remember(name)
         self.values[name] = self._untold(name)
-        found = tuple(values)
-        self._looped[name] = tuple(word.text for word in found) if all(word.known for word in found) else ()
+        self._looped[name] = values
 
     def possible(self, name: str) -> tuple[str, ...]:
         """What it may hold here: one value, or those that a loop gives it; none where that isn't told."""
@@ -156,6 +162,22 @@ class Variables:
         if value is not None and value.known:
             return (value.text,)
         return self._looped.get(name, ()) if value is not None and value.text == f"${name}" else ()
+
+    def computed(self, expression: str) -> str:
+        """An expression of whole numbers with what is told filled in, or its value; `$` may stand or not."""
+
+        def length(found: re.Match[str]) -> str:
+            value = self.values.get(found[1])
+            return str(len(value.words)) if value and value.known and value.array else found[0]
+
+        def known(found: re.Match[str]) -> str:
+            value = self._value(found[1])
+            return value.text if value and value.known and len(value.text) < 20 else found[0]
+
+        inner = expression.removeprefix("$((").removesuffix("))") if expression.startswith("$((") else expression
+        text = _BARE_NAME.sub(known, _LENGTH.sub(length, inner))
+        number = whole_number(text)
+        return text if number is None else str(number)
 
     def _remember(self, name: str) -> None:
         if self._blocks:
@@ -177,6 +199,8 @@ class Variables:
         if match and value and value.array and not match[4] and len(value.words) > 1:
             self.first_words.append((name, self.lines.position(token.start)))
         if match and value and (not match[1] or (value.array and match[4] == "[@]")):
+            if value == self._untold(name):
+                return [Word(f"${name}", self.lines.position(token.start), known=False)]
             return self._paid(value.words, token)
         filled = self._filled(token)
         if filled.known and _DEFAULT_ALONE.fullmatch(self.text, token.start, token.end):
@@ -186,14 +210,19 @@ class Variables:
     def _split(self, token: Token) -> list[Word]:
         """A word without its outer quotes, parted at its blanks."""
         start, end = token.start, token.end
-        quote = self.text[start]
-        if quote not in "\"'" or end - start < 2:
+        quote = self.text[start:end][:1]
+        if end - start < 2 or quote not in "\"'":
             return self._word(token)
         if self.text.find(quote, start + 1) != end - 1:
             return self._glued(token)
         self._late = late = quote == "'"
         found: list[Word] = []
-        for part in fields(self.text, start + 1, end - 1):
+        try:
+            parts = [*fields(self.text, start + 1, end - 1)]
+        except UnclosedError:  # a quote in it is a letter: "don't"
+            self._late = False
+            return self._glued(token)
+        for part in parts:
             for word in self._word(part) if not late else [self._filled(part)]:
                 own = self._escaped(word) if not late and self._escapes(part) else word
                 found.append(replace(own, late=late or own.late))
@@ -205,7 +234,7 @@ class Variables:
         filled = self._filled(token)
         late = filled.late or self.text[token.start] == "'" or self._escapes(token)
         joined = filled.text.replace("\\\n", " ")  # the shell inside takes the lines for one
-        return [Word(part, filled.at, is_told(part), late) for part in joined.split()]
+        return [Word(part, filled.at, is_told(part), late) for part in _PARTS.findall(joined)]
 
     def _escaped(self, word: Word) -> Word:
         """A word with `\\$NAME` in it, which the shell inside fills in."""
@@ -270,14 +299,12 @@ class Variables:
             self._met_late = self._met_late or any(word.late for word in value.words)
             self._left -= len(value.text)
             return (value.text, value.known) if self._left >= 0 else (match[0], False)
-        if match["default"] and not _OF_PLATFORM.match(name):
+        counts_nodes = match["otherwise"] == "1" and _OF_NODES.fullmatch(name)
+        if match["default"] and not _OF_PLATFORM.match(name) and not counts_nodes:
             return match["otherwise"].strip("\"'"), "$" not in match["otherwise"]
         return match[0], False
 
     def _computed(self, match: re.Match[str]) -> tuple[str, bool]:
-        def known(name: re.Match[str]) -> str:
-            value = self._value(name[1])
-            return value.text if value and value.known and len(value.text) < 20 else name[0]
-
-        number = whole_number(_BARE_NAME.sub(known, match["arithmetic"]))
-        return (match[0], False) if number is None else (str(number), True)
+        text = self.computed(match["arithmetic"])
+        told = text.removeprefix("-").isdecimal()
+        return (text, True) if told else (match[0], False)

@@ -29,7 +29,7 @@ CHECKOUT = os.environ.get("DSLAUNCH_MEGATRON_LM", "")
 _LATER = frozenset({
     "megatron.microbatches", "megatron.expert-grid", "megatron.expert-sequence-parallel", "megatron.tokenizer",
     "megatron.saving", "megatron.schedule", "megatron.sources", "megatron.data-prefix", "megatron.entry-script",
-    "megatron.model", "megatron.attention-kernel",
+    "megatron.model", "megatron.attention-kernel", "megatron.context-heads",
 })  # fmt: skip
 """What Megatron says after its arguments are validated."""
 
@@ -274,7 +274,8 @@ def test_cases_are_judged_as_megatron_judges_them(checkout: Callable[[Line], dic
     version, judged = os.environ["DSLAUNCH_MEGATRON_VERSION"], 0
     for case in CASES:
         line = _line_of(case)
-        if line is not None and case.settings.megatron_version == version:
+        told = line is not None and not any("$" in word for word in line.words)  # of a loop's pass nothing is
+        if line is not None and told and case.settings.megatron_version == version:
             raised, said = checkout(line)["raised"], ours(line, version, later=_ARGUMENTS_ALONE)
             assert bool(said) == (raised is not None), (case.rule, case.name, raised, said)
             judged += 1

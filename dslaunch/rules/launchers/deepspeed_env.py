@@ -101,7 +101,7 @@ def forwarding(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         left = {
             found.name: found for found in reversed(script.assignments)
             if found.name not in handed | _PER_NODE and not found.name.startswith(_FORWARDED)
-            and (found.name.startswith(_NEEDED) or (found.name in read and _is_exported(file, found)))
+            and (found.name.startswith(_NEEDED) or found.name in read) and _is_exported(file, found)
         }  # fmt: skip
         if left:
             first = min(left.values(), key=lambda found: found.at)
@@ -130,8 +130,18 @@ _GIVEN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_AD
 
 
 def _is_exported(file: File, found: Assignment) -> bool:
-    before = file.text.splitlines()[found.at.line - 1][: found.at.column - 1]
-    return re.search(r"\bexport\s[^;]*$", before) is not None or f"export {found.name}\n" in file.text
+    """Whether programs get a variable at all: by export, by `set -a`, or as it stands before a command."""
+    line = file.text.splitlines()[found.at.line - 1]
+    before, behind = line[: found.at.column - 1], line[found.at.column - 1 :]
+    marked = re.search(rf"{_EXPORTS}\s[^;]*$", before) or re.search(
+        rf"{_EXPORTS}\s[^#;\n]*\b{found.name}\b|^\s*set\s+-\w*a\b|^\s*set\s+-o\s+allexport|--export[= ]",
+        file.text, re.MULTILINE,
+    )  # fmt: skip
+    return marked is not None or re.match(_BEFORE, behind) is not None
+
+
+_BEFORE = r"\w+=(?:'[^']*'|\"[^\"]*\"|[^\s'\"])*[ \t]+[^\s#&|;]"
+_EXPORTS = r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)"
 
 
 def _left_by_aisc(file: File, script: ShellScript, handed: set[str]) -> Iterator[Hit]:

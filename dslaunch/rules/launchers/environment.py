@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_told
-from dslaunch.files.position import Position
 from dslaunch.files.script import Command
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
@@ -208,46 +207,46 @@ def loopback(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
             )
 
 
-@rule(
-    "env.visible-devices",
-    severity="error",
-    raised_by="torch",
-    evidence="CUDA C++ guide, CUDA_VISIBLE_DEVICES; torch 2.13",
-)
-def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """More processes on a node than CUDA_VISIBLE_DEVICES shows, or a device named twice."""
-    shown: dict[str, list[Assignment]] = {}
-    elsewhere: dict[str, set[Position]] = {}
+@rule("env.number", severity="error", raised_by="torch", evidence="torch 2.13, libgomp 14, run")
+def number(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A calculation written as text, such as WORLD_SIZE=$NODES*8, where a program reads a number."""
+    for file in files.of("shell", "env", "deepspeed_env"):
+        lines = file.text.splitlines()
+        commands = file.value.commands if file.kind == "shell" and file.value is not None else ()
+        in_front = {each.at for command in commands for each in command.environment}
+        for each in file.assignments:
+            if each.name not in _NUMBERS or not _CALCULATION.fullmatch(each.value):
+                continue
+            before = lines[each.at.line - 1][: each.at.column - 1]
+            if file.kind != "shell" or "export" in before or each.at in in_front:
+                message = f"{each.name} is the text {each.value}: the shell calculates only within $(( ))."
+                severity: Severity | None = "slow" if each.name == "OMP_NUM_THREADS" else None
+                yield Hit(file.name, each.at, message, f"Write {each.name}=$(({each.value})).", severity)
+
+
+_NUMBERS = frozenset({
+    "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "NODE_RANK", "OMP_NUM_THREADS", "RANK",
+    "WORLD_SIZE",
+})  # fmt: skip
+_OPERAND = r"(?:\d+|\$\{?\w+\}?|\$\([^()]*\))"
+_CALCULATION = re.compile(rf"{_OPERAND}(?:\s*[*/+%-]\s*{_OPERAND})+")
+
+
+@rule("env.interface", severity="error", raised_by="torch", evidence=f"torch 2.13 with gloo, run; {_NCCL}")
+def interface(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An address where the name of a network interface is wanted, or GLOO_SOCKET_IFNAME in NCCL's spelling."""
     for file, each in settings_of(files):
-        if each.name != "CUDA_VISIBLE_DEVICES" or not re.fullmatch(r"\d+(,\d+)*", each.value):
+        if each.name not in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             continue
-        shown.setdefault(file.name, []).append(each)
-        devices = each.value.split(",")
-        if len(set(devices)) < len(devices):
-            message = f"CUDA_VISIBLE_DEVICES={each.value} names a device twice: CUDA then shows none."
-            yield Hit(file.name, each.at, message, "Name each device once.")
-    for file, command, launcher in torchruns(files):
-        number = option(launcher, "nproc-per-node") or ""
-        mine = {each.at for each in command.environment}
-        if file.name not in elsewhere:
-            elsewhere[file.name] = _in_front(file)
-        others = elsewhere[file.name]
-        before = [
-            each for each in shown.get(file.name, ())
-            if each.at < launcher.at and (each.at in mine or each.at not in others)
-        ]  # fmt: skip
-        count, has = int(number) if number.isdecimal() else 0, before[-1].value.count(",") + 1 if before else 0
-        if before and count > has:
-            gpus = "1 GPU" if has == 1 else f"{has} GPUs"
-            message = f"{count} processes a node, and CUDA_VISIBLE_DEVICES={before[-1].value} shows {gpus}."
-            fix = f"Show {count} GPUs, or start {has} process{'es' if has > 1 else ''}."
-            yield Hit(file.name, before[-1].at, message, fix)
+        if _ADDRESS.fullmatch(each.value):
+            message = f"{each.name}={each.value} is an address, and the name of an interface is looked for."
+            yield Hit(file.name, each.at, message, "Write its name, such as eth0 (`ip addr` lists them).")
+        elif each.value[:1] in ("^", "=") and each.name != "NCCL_SOCKET_IFNAME":
+            message = f"{each.name}={each.value}: ^ and = are NCCL's; gloo looks for an interface of that name."
+            yield Hit(file.name, each.at, message, "Write the interface's whole name, such as eth0.")
 
 
-def _in_front(file: File) -> set[Position]:
-    """Assignments that stand in front of commands, and hold for these alone."""
-    commands = file.value.commands if file.kind == "shell" else ()
-    return {each.at for command in commands for each in command.environment}
+_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+(?:/\d+)?")
 
 
 @rule(
@@ -290,4 +289,6 @@ def allocator(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
             if name and name not in _ALLOCATOR:
                 near = difflib.get_close_matches(name, _ALLOCATOR, n=1)
                 fix = f"Did you mean {near[0]}?" if near else "Take it out."
+                known, equals, wanted = name.partition("=")
+                fix = f"Write {known}:{wanted}." if equals and known in _ALLOCATOR else fix
                 yield Hit(file.name, each.at, f"{each.name}: the allocator has no option {name!r}.", fix)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from dslaunch.files.fileset import FileSet
-from dslaunch.files.position import Position
+from dslaunch.files.position import Lines, Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.known import gpus_per_node
 from dslaunch.rules.registry import Hit, rule
@@ -53,3 +54,38 @@ def _of_job(files: FileSet) -> int | None:
     """GPUs of a node as the only batch script asks for them; None where that isn't told."""
     asked = {gpus_per_node(script) for _, script in files.scripts() if script.directives}
     return asked.pop() if len(asked) == 1 else None
+
+
+_FIRST_LINE = re.compile(
+    r"""^[ \t]*(?:export[ \t]+)?(?P<name>\w*(?:ADDR|HEAD|HOST|MASTER|NODE|RANK0)\w*)=["']?(?:\$\(|`)
+        (?:head[ ](?:-n[ ]?)?-?1|sed[ ]-n[ ]["']?1p["']?)[ ]+["']?(?P<file>[\w./${}-]+)["']?[)`]""",
+    re.MULTILINE | re.VERBOSE | re.IGNORECASE,
+)
+
+
+_EACH_WORD = re.compile(
+    r"^[ \t]*for[ ]\w+[ ]in[ ](?:\$\(|`)cat[ ]+[\"']?(?P<file>[\w./${}-]+)[\"']?[)`]", re.MULTILINE
+)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\$\{?(\w+)\}?", lambda each: values.get(each[1], each[0]), text)
+
+
+@rule("launcher.hostfile-line", severity="error", raised_by="torchrun", evidence="bash 5.2, torchrun 2.13, run")
+def first_line(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An address that is a whole line of a hostfile: behind the name stand its slots."""
+    hosts = (file for file in files.of("hostfile") if any(line.host for line in file.value))
+    slots = {file.name.rpartition("/")[2] for file in hosts}
+    for file, script in files.scripts():
+        values = {each.name: each.value for each in script.assignments}
+        for found in _FIRST_LINE.finditer(file.text) if slots else ():
+            if _filled(found["file"], values).rpartition("/")[2] in slots:
+                message = f"{found['name']} is the whole line, `HOST slots=N`: the launcher gets a word too many."
+                at = Lines(file.text).position(found.start("name"))
+                yield Hit(file.name, at, message, "Add | cut -d' ' -f1 to it.")
+        for found in _EACH_WORD.finditer(file.text) if slots else ():
+            if _filled(found["file"], values).rpartition("/")[2] in slots:
+                message = "the loop goes through the words of lines `HOST slots=N`: slots=N is taken for a host."
+                at = Lines(file.text).position(found.start("file"))
+                yield Hit(file.name, at, message, "Write $(cut -d' ' -f1 FILE) for it.")

@@ -59,8 +59,13 @@ def launches(files: FileSet) -> Iterator[Launch]:
     """Each command of the deepspeed launcher."""
     for file, command in files.launches():
         launcher = command.launcher("deepspeed")
-        if launcher is not None and command.script is not None:
+        if launcher is not None and (command.script is not None or _swallowed(launcher)):
             yield Launch(file, command, launcher, _hosts(files, launcher))
+
+
+def _swallowed(launcher: Launcher) -> bool:
+    """Whether an option that the launcher doesn't have, or that has no value, stands before the script."""
+    return any(value.endswith(".py") for flag in launcher.options.flags for value in flag.values)
 
 
 def _hosts(files: FileSet, launcher: Launcher) -> dict[str, int] | None:
@@ -125,6 +130,10 @@ def filter_host(_plan: Plan | None, files: FileSet, settings: Settings) -> Itera
             parsed = slots_of(launch.value(names)) if launch.value(names) else None
             if parsed and launch.hosts is not None:
                 yield from _absent(launch, names, parsed, launch.hosts)
+            others = [host for host in parsed or () if host not in ("localhost", "")]
+            if others and not launch.has(*HOSTFILE):
+                message = f"{others[0]} without --hostfile: ValueError, unless /job/hostfile has it."
+                yield launch.hit(names, message, "Give --hostfile.", "wrong")
 
 
 def _absent(

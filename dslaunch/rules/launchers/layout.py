@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
+from dslaunch.files import hostfile
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import START, Position
 from dslaunch.hosts import HOST_FIX, is_host
 from dslaunch.planfile import Plan
 from dslaunch.render.environment import is_reserved
+from dslaunch.rules.launchers.hosts import HOSTFILE, launches
 from dslaunch.rules.megatron.run import Run
 from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.settings import Settings
 
 _EVIDENCE = "deepspeedai/DeepSpeed:deepspeed/launcher/runner.py _parse_hostfile 0.19.8, run"
-_GAP = re.compile(r"[xX]+(?:\.[xX]+)+|<.*>")
+_GAP = re.compile(r"[xX]+(?:\.[xX]+)+|<.*>|(?:\w+_)?ip(?:_\w+)?\d*|your\w*", re.IGNORECASE)
 """What stands where an address is to be filled in."""
+_SLOTS_GAP = re.compile(r"slots=[A-Za-z<]")
+"""`slots=number_of_gpus`."""
+_OTHERS_WORD = re.compile(r"\w+=\S+")
+"""`type=gpu` of other launchers' hostfiles."""
 _GRID = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 
 
 @rule("hostfile.empty", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
 def empty(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A hostfile without a host."""
-    for file in files.of("hostfile"):
+    for file in _hostfiles(files):
         if not file.value:
             message = "the hostfile names no host; the deepspeed launcher raises ValueError."
             yield Hit(file.name, START, message, "Add a line `HOST slots=GPUS` for each node.")
@@ -33,12 +40,13 @@ def empty(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
 @rule("hostfile.slots", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
 def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A line that isn't `HOST slots=N`, no name of a host, or a host without slots."""
-    for file in files.of("hostfile"):
+    for file in _hostfiles(files):
         for line in file.value:
             at = Position(line.line, 1)
             if not line.host:
                 message = f"{line.text[:60]!r} isn't `HOST slots=N`; the deepspeed launcher raises ValueError."
-                severity: Severity | None = None if _is_for_deepspeed(file, files) else "info"
+                gap = _SLOTS_GAP.search(line.text) is not None
+                severity: Severity | None = None if _is_for_deepspeed(file, files) and not gap else "info"
                 yield Hit(file.name, at, message, "Write `HOST slots=GPUS`, with no spaces around =.", severity)
             elif not is_host(line.host):
                 message = f"{line.host[:60]!r} is no host name; it would reach pdsh and ssh as it stands."
@@ -50,13 +58,27 @@ def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             elif line.rest and not line.rest.startswith("#"):
                 message = f"{line.rest[:60]!r} after slots={line.slots} is ignored by the deepspeed launcher."
                 fix = "Write one number of slots, and nothing after it."
-                yield Hit(file.name, at, message, fix, severity="wrong", raised_by="nobody")
+                others = _OTHERS_WORD.fullmatch(line.rest) and not _starts_deepspeed(files)
+                yield Hit(file.name, at, message, fix, "info" if others else "wrong", "nobody")
+
+
+def _hostfiles(files: FileSet) -> Iterator[File]:
+    """The hostfiles, and what a command of the deepspeed launcher is given for one, whatever stands in it."""
+    yield from files.of("hostfile")
+    named = {launch.value(HOSTFILE).rpartition("/")[2] for launch in launches(files)} - {""}
+    for file in files.files:
+        if file.kind == "other" and file.name.rpartition("/")[2] in named:
+            yield replace(file, kind="hostfile", value=hostfile.parse(file.text))
 
 
 def _is_for_deepspeed(file: File, files: FileSet) -> bool:
     """Whether DeepSpeed's launcher is to read it: a name alone on each line is what others read."""
     names_alone = all(len(line.text.split()) == 1 for line in file.value)
-    return not names_alone or any(command.launcher("deepspeed") for _, command in files.launches())
+    return not names_alone or _starts_deepspeed(files)
+
+
+def _starts_deepspeed(files: FileSet) -> bool:
+    return any(command.launcher("deepspeed") for _, command in files.launches())
 
 
 @rule("hostfile.duplicate", severity="error", raised_by="deepspeed launcher", evidence=_EVIDENCE)
@@ -88,7 +110,8 @@ def ranks(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit
     if world is not None:
         for file in files.of("hostfile"):
             yield from _hosts(file, world)
-        for file, arguments in files.megatron():
+        by_hand = world == 1 and settings.size_from.startswith("from ")  # one process: a tool for checkpoints
+        for file, arguments in files.megatron() if not by_hand else ():
             yield from _grid(Run(file, arguments, settings), world)
 
 

@@ -1,4 +1,4 @@
-"""What mpirun hands on to other hosts."""
+"""What mpirun hands on to other hosts, and how many processes fit on them."""
 
 from __future__ import annotations
 
@@ -44,3 +44,32 @@ def _kept_back(file: File, command: CommandLine) -> list[str]:
     given = {value.partition("=")[0] for values in exports for value in values}
     set_here = {each.name for each in file.assignments}
     return [name for name in _NAMES if name in set_here and name not in given and starter.options.complete]
+
+
+_NAMED = ("--host", "-host", "-H")
+_MORE = ("--oversubscribe", "-oversubscribe", "-N", "--npernode", "-npernode", "-ppn", "--hostfile", "-hostfile",
+         "--machinefile", "-machinefile", "-f", "-hosts")  # fmt: skip
+"""With these the processes may be more, or others count them; -ppn, -f and -hosts are those of other MPIs."""
+_HOST = re.compile(r"[\w.-]+(?::(\d{1,5}))?")
+_ALLOCATED = re.compile(r"#SBATCH|#PBS|#BSUB|OVERSUBSCRIBE|oversubscribe", re.IGNORECASE)
+
+
+@rule("launcher.mpi-slots", severity="error", raised_by="nobody", evidence="Open MPI 4.1, run")
+def slots(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """More processes than the hosts behind mpirun's -H have slots: a host's name alone counts for one."""
+    for file, command in files.launches():
+        options, program = command.launchers[0].options, command.launchers[0].program
+        told = options.complete and options.has(*_NAMED) and not options.has(*_MORE)
+        if program != "mpirun" or not told or _ALLOCATED.search(file.text):
+            continue
+        hosts = [_HOST.fullmatch(each) for each in (options.value(*_NAMED) or "").split(",")]
+        count = options.value("-np", "--np", "-n", "-c") or ""
+        if not count.isdecimal() or not hosts or not all(hosts):
+            continue
+        have = sum(int(found[1] or 1) for found in hosts if found)
+        if int(count) > have:
+            each = -(-int(count) // len(hosts))
+            slots_of_all = "1 slot" if have == 1 else f"{have} slots"
+            message = f"{count} processes, and -H gives {slots_of_all}: mpirun starts none of them."
+            fix = f"Write HOST:{each} for each host."
+            yield Hit(file.name, options.position(*_NAMED), message, fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -36,7 +37,8 @@ def absent(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
         here = {PurePosixPath(each.name).name for each in files.files} | {
             PurePosixPath(each).name for each in files.folders if str(PurePosixPath(each).parent) == folder
         }
-        named = [(name, at) for name, at in _named(command) if file.text.count(name) == 1]
+        made = _written(file)
+        named = [(name, at) for name, at in _named(command) if file.text.count(name) == 1 and name not in made]
         beside = [name for name, _ in named if name in here]
         for name, at in named:
             meant = [each for each in here if name.endswith(".py") and is_slip(name, each)]
@@ -44,6 +46,32 @@ def absent(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
                 other = f", and {beside[0]}, which the command names too, is" if beside else ""
                 message = f"{name} isn't in this folder{other}.{nearest(name, here)}"
                 yield Hit(file.name, at, message, "Correct the name, or put the file there.")
+
+
+@rule(
+    "launcher.module-name", severity="error", raised_by="python",
+    evidence="Python 3.11 runpy, torchrun 2.13, run",
+)  # fmt: skip
+def module_name(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """-m with a file instead of a module: Python finds no module of that name."""
+    for file, command in files.launches():
+        if not command.module or command.script is None or not is_told(command.script.text):
+            continue
+        name = command.script.text
+        if name.endswith(".py") or "/" in name:
+            module = name.removeprefix("./").removesuffix(".py").replace("/", ".")
+            message = f"-m takes a module, and {name} is a file: ModuleNotFoundError on each rank."
+            yield Hit(file.name, command.script.at, message, f"Write -m {module}, or the file without -m.")
+
+
+_WRITES = re.compile(r"(?:>>?[ \t]*|\btee[ \t]+(?:-a[ \t]+)?)[\"']?(?:\$\{?(\w+)\}?|([\w./-]+))")
+
+
+def _written(file: File) -> set[str]:
+    """Files that the script writes, by a name or by a variable."""
+    values = {each.name: each.value for each in file.assignments}
+    found = (each[2] or values.get(each[1], "") for each in _WRITES.finditer(file.text))
+    return {name.removeprefix("./") for name in found}
 
 
 def _goes_elsewhere(file: File, command: CommandLine) -> bool:

@@ -47,15 +47,48 @@ def option(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[H
             elif flag.name not in _OPTIONS and not any(known.startswith(flag.name) for known in _OPTIONS):
                 message = f"the deepspeed launcher has no {flag.name}.{nearest(flag.name, _OPTIONS)}"
                 yield launch.hit((flag.name,), message, "Correct it, or put it after the script.")
+        yield from _values(launch)
         backend, tuning = launch.value(("--launcher",)), launch.value(("--autotuning",))
         if backend and backend.lower() not in _BACKENDS:
-            yield launch.hit(
-                ("--launcher",), f"no launcher is called {backend!r}.", f"Use {listed(_BACKENDS)}."
+            active = left(launch)
+            alone = launch.has("--no_ssh") or (
+                active is not None and len(active) < 2 and not launch.has("--force_multi")
             )
+            message = f"no launcher is called {backend!r}{', and one host needs none' if alone else ''}."
+            yield launch.hit(("--launcher",), message, f"Use {listed(_BACKENDS)}.", "info" if alone else None)
         if tuning and tuning not in ("tune", "run"):
             yield launch.hit(("--autotuning",), f"--autotuning is {tuning!r}.", "Use tune or run.")
         if launch.has("--module") and launch.has("--no_python"):
             yield launch.hit(("--no_python",), "--module together with --no_python: ValueError.", "Keep one.")
+
+
+_WHOLE = (NODES, GPUS, ("--master_port",), ("--node_rank",), ("--ssh_port",))
+_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def _values(launch: Launch) -> Iterator[Hit]:
+    """Values that argparse refuses."""
+    for names in _WHOLE:
+        text = launch.value(names)
+        if text and not _OPEN.search(text) and not _is_whole(text):
+            message = f"{names[0]} is {text[:40]!r}, no whole number: argparse refuses the line."
+            yield launch.hit(names, message, "Write a whole number.")
+    level = launch.value(("--log_level",))
+    if level and level not in _LEVELS and not _OPEN.search(level):
+        message = f"--log_level is {level[:40]!r}: argparse refuses the line."
+        yield launch.hit(("--log_level",), message, f"Use {listed(_LEVELS)}.")
+
+
+_OPEN = re.compile(r"[$`<>{}]")
+"""What a shell, a template or a reader fills in."""
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
 
 
 @rule("launcher.place", severity="wrong", raised_by="nobody", evidence=f"{_RUNNER}; DeepSpeed#1656, #191")
@@ -79,13 +112,14 @@ def address(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
             yield launch.hit(("--master_port",), message, "Write a free port from 1024 to 65535.", "error")
         if launch.has("--master_addr") and not launch.has(*HOSTFILE):
             message = "--master_addr without a hostfile is replaced by 127.0.0.1."
-            yield launch.hit(
-                ("--master_addr",), message, "Give --hostfile, or start each node with torchrun."
-            )
+            fix = "Give --hostfile, or start each node with torchrun; on one node it isn't needed."
+            here = launch.count(NODES) == 1 or set(slots_of(launch.value(INCLUDE)) or ()) == {"localhost"}
+            yield launch.hit(("--master_addr",), message, fix, "info" if here else None)
         for name in ("--master_addr", "--master_port"):
             if backend in ("openmpi", "mvapich", "slurm") and launch.has(name):
-                message = f"{name} isn't handed on by --launcher {backend}."
-                yield launch.hit((name,), message, "Export MASTER_ADDR and MASTER_PORT yourself.")
+                message = f"{name} isn't handed on by --launcher {backend}: ranks take rank 0's, through mpi4py."
+                fix = "Take it out, or set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each task."
+                yield launch.hit((name,), message, fix, "info")
 
 
 @rule("launcher.no-ssh", severity="error", raised_by="deepspeed launcher", evidence=_RUNNER)
@@ -98,6 +132,9 @@ def no_ssh(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
             yield launch.hit(
                 ("--no_ssh",), "--no_ssh without --hostfile: one node only.", "Give --hostfile.", "wrong"
             )
+        elif launch.hosts and (number := launch.count(("--node_rank",))) not in (None, *range(len(launch.hosts))):
+            message = f"--node_rank {number} of {len(launch.hosts)} hosts: AssertionError, they count from 0."
+            yield launch.hit(("--node_rank",), message, f"Use 0 to {len(launch.hosts) - 1}.")
         elif not launch.has("--master_addr"):
             message = (
                 "--no_ssh without --master_addr: the launcher asks the first host over ssh for its address."
@@ -156,20 +193,18 @@ def single(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 def backend_limits(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """What the chosen backend can't do, or drops."""
     for launch in launches(files):
-        backend, hosts = _backend(launch), launch.hosts or {}
-        if backend in ("openmpi", "mpich", "impi", "mvapich"):
+        backend, active = _backend(launch), left(launch)
+        several = active is None or len(active) > 1 or launch.has("--force_multi")
+        if backend in ("openmpi", "mpich", "impi", "mvapich") and several and not launch.has("--no_ssh"):
             for names in (INCLUDE, EXCLUDE, NODES, GPUS):
-                if launch.has(*names) and launch.has(*HOSTFILE):
+                if launch.has(*names) and launch.has(*HOSTFILE) and launch.count(names) != -1:
                     message = f"--launcher {backend} takes no {names[0]}: ValueError."
                     yield launch.hit(names, message, "Write the hosts into the hostfile.")
-        if backend in ("slurm", "mpich", "impi", "mvapich") and len(set(hosts.values())) > 1:
-            message = f"--launcher {backend} needs the same slots on each host: ValueError."
-            yield launch.hit(HOSTFILE, message, "Write the same number for each, or use pdsh.")
-        chosen = slots_of(launch.value(INCLUDE)) or {}
-        uneven = any(sorted(slots) != list(range(len(slots))) for slots in chosen.values())
-        if backend == "slurm" and uneven:
-            message = "--launcher slurm takes slots from 0 on alone: ValueError."
-            yield launch.hit(INCLUDE, message, "Name hosts without slots, or use pdsh.")
+            if backend != "openmpi" and len(set((launch.hosts or {}).values())) > 1:
+                message = f"--launcher {backend} needs the same slots on each host: ValueError."
+                yield launch.hit(HOSTFILE, message, "Write the same number for each, or use pdsh.")
+        if backend == "slurm":
+            yield from _for_srun(launch, active)
         for name in ("--module", "--no_python", "--no_local_rank"):
             if backend == "slurm" and launch.has(name):
                 message = f"--launcher slurm drops {name}: it runs `python -u SCRIPT`."
@@ -177,8 +212,37 @@ def backend_limits(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
         for name in ("--ssh_port", "--venv_script"):
             if backend != "pdsh" and launch.has(name):
                 yield launch.hit((name,), f"--launcher {backend} drops {name}.", "Use pdsh.", "wrong")
-        if backend == "pdsh" and len(hosts) > 1:
+        if backend == "pdsh" and len(launch.hosts or {}) > 1:
             yield from _lost_by_pdsh(launch)
+
+
+def left(launch: Launch) -> dict[str, list[int]] | None:
+    """The slots by host that filters and counts leave of the hostfile; None where it isn't known."""
+    if launch.hosts is None:
+        return None
+    found = {host: list(range(count)) for host, count in launch.hosts.items()}
+    wanted, unwanted = slots_of(launch.value(INCLUDE)), slots_of(launch.value(EXCLUDE))
+    if launch.value(INCLUDE):
+        chosen = wanted or {}
+        found = {host: sorted(set(chosen[host])) or slots for host, slots in found.items() if host in chosen}
+    for host, slots in (unwanted or {}).items() if launch.value(EXCLUDE) else ():
+        found[host] = [slot for slot in found.get(host, []) if slots and slot not in slots]
+    found = {host: slots for host, slots in found.items() if slots}
+    nodes, gpus = launch.count(NODES) or 0, launch.count(GPUS) or 0
+    kept = list(found)[:nodes] if nodes > 0 else list(found)
+    return {host: list(range(gpus)) if gpus > 0 else found[host] for host in kept}
+
+
+def _for_srun(launch: Launch, active: dict[str, list[int]] | None) -> Iterator[Hit]:
+    """What srun can't be told: single devices, or another number of them on each host."""
+    chosen = slots_of(launch.value(INCLUDE)) or {} if active is None else active
+    filtered = next((names for names in (INCLUDE, EXCLUDE) if launch.has(*names)), HOSTFILE)
+    if any(sorted(slots) != list(range(len(slots))) for slots in chosen.values()):
+        message = "--launcher slurm takes slots from 0 on alone: ValueError."
+        yield launch.hit(filtered, message, "Name hosts without slots, or use pdsh.")
+    elif active is not None and len({len(slots) for slots in active.values()}) > 1:
+        message = "--launcher slurm needs the same slots on each host: ValueError."
+        yield launch.hit(filtered, message, "Take the same number of each, or use pdsh.")
 
 
 def _lost_by_pdsh(launch: Launch) -> Iterator[Hit]:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.flags import Word
 from dslaunch.files.position import Position
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
@@ -17,6 +18,7 @@ from dslaunch.rules.registry import Edit, Hit, rule
 from dslaunch.rules.scripts.launched import started
 from dslaunch.rules.scripts.tree import Script
 from dslaunch.rules.settings import Settings
+from dslaunch.rules.slurm.job import jobs, srun_tasks
 
 _MULTI = "deepspeedai/DeepSpeed:deepspeed/launcher/multinode_runner.py OpenMPIRunner.get_cmd 0.19.8, run"
 _NUMA = "deepspeedai/DeepSpeed:deepspeed/utils/numa.py get_numactl_cmd 0.19.8"
@@ -56,6 +58,7 @@ def bind_cores(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
 @rule("env.rank", severity="error", raised_by="deepspeed.initialize", evidence=_INIT)
 def rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """RANK or LOCAL_RANK as one number for all the tasks that mpirun or srun start."""
+    held = {job.file.name: job for job in jobs(files)}
     for file, command in files.launches():
         programs = [launcher.program for launcher in command.launchers]
         if programs[-1] != "python" or programs[0] not in ("mpirun", "srun"):
@@ -65,16 +68,43 @@ def rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
             for flag in command.launchers[0].options.flags if flag.name == "-x"
             for name, equals, text in (word.partition("=") for word in flag.values) if equals
         )  # fmt: skip
-        for found in (*_before(file, command), *exported):
-            if found.name in ("RANK", "LOCAL_RANK") and found.literal and found.value.isdecimal():
+        job = held.get(file.name)
+        own = job is not None and srun_tasks(job, command.launchers[0].options) == 1
+        parted = any(_PARTS.search(word.text) for word in _late(file, command))
+        local = not (own or parted or _ONE_GPU.search(file.text))
+        for found in (*_before(file, command), *_inside(file, command), *exported):
+            wanted = found.name == "RANK" or (found.name == "LOCAL_RANK" and local)
+            if wanted and found.literal and found.value.isdecimal():
                 message = f"{found.name}={found.value} in every task: all of them take themselves for one."
                 yield Hit(file.name, found.at, message, f"Set {found.name} within each task, or not at all.")
+
+
+_ONE_GPU = re.compile(r"--gpus-per-task[= ](?:\w+:)?1\b|--gpu-bind[= ](?:single|per_task|map_gpu)")
+"""With these each task sees one GPU, whose number is 0."""
+_PARTS = re.compile(r"_VISIBLE_DEVICES=[\"']?\\?\$\{?(?:SLURM_LOCALID|OMPI_COMM_WORLD_LOCAL_RANK)")
+"""So does this in the text that a task runs; in the batch script SLURM sets the variable anew for each task."""
 
 
 def _before(file: File, command: CommandLine) -> Iterator[Assignment]:
     yield from command.environment
     others = {found.at for each in file.value.commands for found in each.environment}
-    yield from (found for found in file.assignments if found.at < command.at and found.at not in others)
+    inner = {word.at for each in file.value.commands for word in each.words if word.late}
+    yield from (
+        found for found in file.assignments
+        if found.at < command.at and found.at not in others and found.at not in inner
+    )  # fmt: skip
+
+
+def _inside(file: File, command: CommandLine) -> Iterator[Assignment]:
+    """Those in a text for a shell that each task runs."""
+    late = {word.at for word in _late(file, command)}
+    yield from (found for found in file.assignments if found.at in late)
+
+
+def _late(file: File, command: CommandLine) -> Iterator[Word]:
+    """The words of a text that each task's own shell reads."""
+    same = (each for each in file.value.commands if each.at == command.at)
+    return (word for each in same for word in each.words if word.late)
 
 
 @rule(
@@ -108,9 +138,15 @@ def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
             yield Hit(script.path, script.python.at(parser), message, fix)
 
 
+_FROM_ENVIRONMENT = re.compile(
+    r"(?:environ(?:\.get)?|getenv)\s*[\[(]\s*[\"']LOCAL_RANK[\"']|\blocal_rank\s*=(?!=)"
+)
+"""Where a script takes it from the environment; an argument of the parser it isn't."""
+
+
 def _own_parsers(script: Script) -> Iterator[ast.Call]:
     """Parsers of which the file shows every argument, where it names no local rank at all."""
-    text = script.python.text.lower()
+    text = _FROM_ENVIRONMENT.sub("", script.python.text).lower()
     if "local_rank" in text or "local-rank" in text or script.methods("parse_known_args", "HfArgumentParser"):
         return
     names = script.assigned("argparse.ArgumentParser")

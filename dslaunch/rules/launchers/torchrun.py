@@ -26,7 +26,6 @@ _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0)(?::\d+)?")
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _OWN_NAME = re.compile(r"\$(?:\{?HOSTNAME\}?|\(hostname[^)]*\))(?::\S*)?|`hostname[^`]*`(?::\S*)?")
 """What each node fills in with its own name."""
-_NUMBERS = ("node-rank", "master-port", "max-restarts")
 
 
 def torchruns(files: FileSet) -> Iterator[tuple[File, CommandLine, Launcher]]:
@@ -63,8 +62,17 @@ def unknown(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     for file, _, launcher in torchruns(files):
         for flag in launcher.options.flags:
             name = flag.name.removeprefix("--").replace("_", "-")
+            if " " in flag.name:
+                message = f"torchrun takes {flag.name!r}, one word with a blank in it, for the script."
+                yield Hit(file.name, flag.at, message, "Make two words of it.")
+                break
             short = not flag.name.startswith("--")
-            if (flag.name in _SHORT if short else _abbreviates(name)) or not is_told(flag.name):
+            if (flag.name in _SHORT if short else _abbreviates(flag.name)) or not is_told(flag.name):
+                continue
+            if not short and any(each.startswith(name) for each in OPTIONS):
+                message = f"{flag.name} begins several options, or both spellings of one; torchrun exits."
+                full = sorted(each for each in OPTIONS if each.startswith(name))
+                yield Hit(file.name, flag.at, message, f"Write it out: --{full[0]}.")
                 continue
             near = nearest(name, OPTIONS)
             yield Hit(
@@ -72,38 +80,11 @@ def unknown(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
             )
 
 
-def _abbreviates(name: str) -> bool:
-    """argparse takes a name cut short where only one begins like it."""
-    return name in OPTIONS or sum(each.startswith(name) for each in OPTIONS) == 1
-
-
-@rule("torchrun.value", severity="error", raised_by="torchrun", evidence=_RAN)
-def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A number of nodes or processes that torchrun can't read."""
-    for file, _, launcher in torchruns(files):
-        nodes, processes = option(launcher, "nnodes"), option(launcher, "nproc-per-node")
-        if nodes is not None and not re.fullmatch(r"\d+(:\d+)?", nodes):
-            at = launcher.options.position("--nnodes")
-            yield Hit(
-                file.name,
-                at,
-                f"--nnodes {nodes!r}: torchrun takes N or LEAST:MOST.",
-                "Write a number of nodes.",
-            )
-        if processes is not None and not re.fullmatch(r"\d+|cpu|gpu|auto|xpu|hpu|npu", processes):
-            at = launcher.options.position("--nproc-per-node", "--nproc_per_node")
-            message = f"--nproc-per-node {processes!r}: torchrun takes a number, cpu, gpu or auto."
-            yield Hit(file.name, at, message, "Write a number of processes.")
-        backend = option(launcher, "rdzv-backend")
-        if backend is not None and backend not in BACKENDS:
-            at = launcher.options.position("--rdzv-backend", "--rdzv_backend")
-            message = f"--rdzv-backend {backend!r}: torchrun knows none of this name, and raises ValueError."
-            yield Hit(file.name, at, message, f"Use {', '.join(BACKENDS)}.")
-        for name in _NUMBERS:
-            number = option(launcher, name)
-            if number is not None and not re.fullmatch(r"-?\d+", number):
-                at = launcher.options.position(f"--{name}", f"--{name.replace('-', '_')}")
-                yield Hit(file.name, at, f"--{name} {number!r} is no whole number.", "Write a number.")
+def _abbreviates(flag: str) -> bool:
+    """argparse takes a name cut short where only one begins like it, and each has two spellings."""
+    name = flag.removeprefix("--")
+    spelled = {text for each in OPTIONS for text in (each, each.replace("-", "_"))}
+    return name in spelled or sum(each.startswith(name) for each in spelled) == 1
 
 
 @rule("torchrun.standalone", severity="hang", raised_by="nobody", evidence=_RAN)
@@ -141,7 +122,11 @@ def endpoint(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
             own = _OWN_NAME.fullmatch(where) and not command.launcher("srun") and "#SBATCH" not in file.text
             if own or (is_told(where) and _LOCAL.fullmatch(where)):
                 at = launcher.options.position(f"--{name}", f"--{name.replace('-', '_')}")
-                yield Hit(file.name, at, f"--{name} {where} on {nodes} nodes: each meets itself.", fix)
+                first = not dynamic and option(launcher, "node-rank") == "0" and not command.launcher("srun")
+                message = f"--{name} {where} on {nodes} nodes: each meets itself."
+                if first:
+                    message = f"--{name} {where} is right for node 0 alone: the other {nodes - 1} need its name."
+                yield Hit(file.name, at, message, fix, "info" if first else None)
 
 
 @rule("torchrun.node-rank", severity="hang", raised_by="nobody", evidence=_RAN)
@@ -205,7 +190,7 @@ def launch_module(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
     """torch.distributed.launch is deprecated, and hands the script a --local-rank."""
     for file, _, launcher in torchruns(files):
         if launcher.spelled == "torch.distributed.launch":
-            message = (
-                "torch.distributed.launch is deprecated, and gives the script --local-rank (since torch 2.0)."
-            )
-            yield Hit(file.name, launcher.at, message, "Use torchrun, and read LOCAL_RANK in the script.")
+            own = launcher.options.has("--use-env", "--use_env")
+            more = "" if own else ", and gives the script --local-rank (since torch 2.0)"
+            fix = "Use torchrun." if own else "Use torchrun, and read LOCAL_RANK in the script."
+            yield Hit(file.name, launcher.at, f"torch.distributed.launch is deprecated{more}.", fix)

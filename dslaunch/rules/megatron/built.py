@@ -89,6 +89,17 @@ def _layout_is_refused(run: Run) -> bool:
     return not (shape and alike) or letters.count("t") != run.size(_LAYERS) or len(stages) % run.pp > 0
 
 
+_HYBRID = "--hybrid-override-pattern"
+
+
+def _hybrid_is_refused(run: Run) -> bool:
+    """megatron/core/ssm/mamba_hybrid_layer_allocation.py, which later versions let decide the number of layers."""
+    if not run.arguments.has(_HYBRID) or run.program != "pretrain_mamba.py":
+        return False
+    kinds = run.text(_HYBRID)
+    return len(kinds) != run.size(_LAYERS) or not set(kinds) <= set("M*-E")
+
+
 demands(
     "megatron.layer-pattern",
     "A pattern of layers that isn't as long as the model, or holds other numbers than 0 and 1.",
@@ -112,6 +123,11 @@ demands(
             _LAYOUT, _layout_is_refused,
             "it isn't E, a t for each of --num-layers, an m for each of --mtp-num-layers and L, in a multiple of "
             "the pipeline's stages", "Count the layers: Et*7|t*8|t*8|t*9L has 32 in 4 stages.",
+        ),
+        Demand(
+            _HYBRID, _hybrid_is_refused,
+            f"its pattern has other letters than M, *, - and E, or not one for each of --num-layers{BUILT}",
+            "Write one letter for each layer.", before="0.17.0",
         ),
     ),
     evidence="NVIDIA/Megatron-LM:megatron/core/models/gpt/gpt_layer_specs.py get_gpt_decoder_layer_specs, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 from dslaunch.engines.deepspeed_keys import release
@@ -95,12 +96,45 @@ def _split_backward(run: Run, settings: Settings) -> Iterator[Hit]:
         yield run.hit(_ZBH1, message, f"Leave out {_ZBH1}, or install deepspeed 0.17.4.")
 
 
+@rule(
+    "megatron-deepspeed.offload", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/Megatron-DeepSpeed:megatron/optimizer/__init__.py get_megatron_optimizer at 4efb479; "
+    "deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _configure_optimizer 0.19.8, run",
+)  # fmt: skip
+def offload(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Optimizer states on the CPU by the JSON, and an optimizer of Megatron's that isn't made for it."""
+    for run, file in _pairs(files, settings):
+        yield from where_told(_offloaded(run, Config(file, plan, settings)))
+
+
+def _offloaded(run: Run, config: Config) -> Iterator[Hit]:
+    offloads = config.stage in (1, 2, 3) and config.offload("optimizer") != "none"
+    if not offloads or config.off("zero_force_ds_cpu_optimizer") or not run.trains:
+        return
+    if run.on("--cpu-optimizer") and not run.on("--cpu_torch_adam"):
+        return
+    made = "torch's AdamW (--cpu_torch_adam)" if run.on("--cpu-optimizer") else "FusedAdam"
+    message = f"{config.file.name} offloads the optimizer, and Megatron makes {made}: ZeRORuntimeException."
+    fix = 'Add --cpu-optimizer, without --cpu_torch_adam; or write "zero_force_ds_cpu_optimizer": false.'
+    yield run.hit(_CONFIG, message, fix)
+
+
+_UNTOLD = re.compile(r"\$\{[^}]*\}|\$\w+|\$\(.*\)")
+
+
 def _pairs(files: FileSet, settings: Settings) -> Iterator[tuple[Run, File]]:
     """Each run under DeepSpeed with the JSON that it names, or the only one there is where the name isn't told."""
     for run in deepspeed_runs(files, settings):
         name = (run.arguments.value(_CONFIG) or "").rpartition("/")[2]
         found = [file for file in files.of("deepspeed_json") if isinstance(file.value, dict)]
-        if is_told(name):
+        if not is_told(name):
+            typed = re.compile(".*".join(re.escape(part) for part in _UNTOLD.split(name)))
+            named = ((file, file.name.rpartition("/")[2]) for file in found)
+            found = [
+                file for file, base in named
+                if file.inside or (typed.fullmatch(base) and "template" not in base.lower())
+            ]  # fmt: skip
+        else:
             found = [file for file in found if file.name.rpartition("/")[2] == name or _written_as(file, name)]
         own = _holds_one(run.file)
         found = [file for file in found if not (own and file.inside and file.name != run.file.name)]

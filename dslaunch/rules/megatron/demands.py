@@ -21,7 +21,7 @@ RUN = "core_v0.12.3, 0.13.1, 0.14.0, 0.15.3, 0.16.1, 0.17.1, 0.18.2 and 0.19.0, 
 class Demand:
     """One check of Megatron's. Without `since` and `before` each version that has the flag makes it."""
 
-    flag: str
+    flag: str | tuple[str, ...]
     """Where the finding stands."""
     refused: Callable[[Run], bool]
     """Whether Megatron stops; raises NotToldError where that isn't told."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron.demands import ARGUMENTS, RUN
+from dslaunch.rules.megatron.forks import of_fork
 from dslaunch.rules.megatron.run import Run, runs, stock_runs, where_told
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
@@ -111,7 +112,7 @@ def ignored(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     """A flag that does nothing without another one."""
     for run in stock_runs(files, settings):
         for flag in _WITHOUT:
-            yield from where_told(_without(run, flag))
+            yield from of_fork(run, where_told(_without(run, flag)))
 
 
 def _without(run: Run, flag: str) -> Iterator[Hit]:

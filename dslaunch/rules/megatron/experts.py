@@ -26,6 +26,7 @@ def _groups(run: Run) -> int:
     return run.size("--moe-router-num-groups", 0)
 
 
+_PADDING = "--moe-router-padding-for-quantization"
 _EXPERTS = (
     Demand(
         "--expert-model-parallel-size", lambda r: r.ep > 1 and r.experts == 0,
@@ -150,6 +151,20 @@ _EXPERTS = (
     Demand(
         "--moe-latent-size", lambda r: r.on("--moe-latent-size") and r.experts == 0,
         "--moe-latent-size without --num-experts", "Drop it, or give --num-experts.",
+    ),
+    Demand(
+        "--moe-router-topk", lambda r: 0 < r.experts < r.size("--moe-router-topk", 2),
+        "--moe-router-topk is above --num-experts: torch.topk raises in the first forward pass", "Choose fewer.",
+    ),
+    Demand(
+        _PADDING, lambda r: r.on(_PADDING) and not r.on("--fp8-format", "--fp4-format"),
+        f"{_PADDING} without --fp8-format or --fp4-format", "Drop it.", since="0.16.0", before="0.17.0",
+    ),
+    Demand(
+        _PADDING,
+        lambda r: r.on(_PADDING) and r.text("--moe-token-dispatcher-type", "allgather") == "allgather",
+        f"{_PADDING} with the token dispatcher allgather", "Use --moe-token-dispatcher-type alltoall.",
+        since="0.16.0", before="0.17.0",
     ),
 )  # fmt: skip
 demands(

@@ -36,18 +36,19 @@ def unknown(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     for run in runs(files, settings):
         catalogue = catalogue_of(run)
         stock, alien = run.program in STOCK, foreign(run, catalogue)
+        aliens = {flag.name for flag in alien}
         if len(alien) >= FORK and stock:
-            names = listed(sorted({flag.name for flag in alien}), limit=6)
+            names = listed(sorted(aliens), limit=6)
             message = f"{_known(catalogue)} has no {names}: it exits, unless this is a fork or an older version."
             fix = "Check what the fork's own parser takes; its values were not checked here."
             yield run.hit_at(alien[0], message, fix, severity="info")
         for flag in run.arguments.flags:
             known = flag.name in catalogue.arguments or flag.name in OF_PROGRAMS or not is_told(flag.name)
-            if known or (len(alien) >= FORK and flag in alien):
+            if known or (len(alien) >= FORK and flag.name in aliens):
                 continue
             if message := _unknown(run, flag, catalogue, stock):
                 near = nearest(flag.name, catalogue.arguments)
-                own = flag in alien and not run.version
+                own = flag.name in aliens and not run.version
                 message += " A fork, or an older version, may have it." if own else ""
                 yield run.hit_at(
                     flag, message, f"Take it out.{near}", severity="info" if own else None,
@@ -94,11 +95,14 @@ def value(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hi
             faults = [_fault(flag, each) for each in versions if each]
             if faults and all(faults):
                 found = run.hit_at(flag, f"{flag.name}: {faults[-1]}; the parser exits.", "Correct the value.")
-                own = run.program not in STOCK and not run.program.startswith("pretrain") and _CHOSEN in faults[-1]
+                other = run.program not in STOCK and not run.program.startswith("pretrain")
+                own = _CHOSEN in faults[-1] and (other or not _FORKS_HAVE.isdisjoint(flag.values))
                 yield replace(found, severity="info") if own else found  # it may add choices of its own
 
 
 _CHOSEN = " is none of "
+_FORKS_HAVE = frozenset({"PretrainedFromHF", "TokenizerFromFile", "TokenizerFromFileWithFIM", "alibi"})
+"""Choices that forks have added (bigscience-workshop/Megatron-DeepSpeed, bigcode-project/Megatron-LM)."""
 
 
 def _fault(flag: Flag, argument: Argument) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import islice
 
 from dslaunch.engines.megatron_catalogue import (
@@ -35,6 +36,16 @@ _OF_VLM = frozenset({
     "--use-packed-sequence",
 })  # fmt: skip
 """What pretrain_vlm.py adds (core_v0.12.3 to core_v0.19.0)."""
+_OF_MULTIMODAL = frozenset({
+    "--allow-missing-vision-projection-checkpoint", "--dataloader-save", "--dataloader-seq-length",
+    "--dataset-config", "--disable-vision-class-token", "--eos-id", "--force-system-message", "--freeze-LM",
+    "--freeze-ViT", "--image-tag-type", "--language-model-type", "--max-num-tiles", "--num-frames",
+    "--online-evaluation-config", "--packing-buffer-size", "--packing-seq-length", "--pixel-shuffle",
+    "--prompt-path", "--recompute-vision", "--special-tokens", "--tokenizer-prompt-format",
+    "--use-area-weighted-aspect-ratio", "--use-loss-scaling", "--use-mcore-inference", "--use-te",
+    "--use-thumbnail", "--use-tile-tags", "--use-tiling", "--vision-model-type",
+})  # fmt: skip
+"""What examples/multimodal adds (core_v0.16.1: multimodal_args.py), which has --language-model-type."""
 FORK = 3
 """Flags of no version, and no slips of the pen, from which on a script is taken to be for a fork."""
 _UNDERSCORED = 5
@@ -53,17 +64,21 @@ def catalogue_of(run: Run) -> Catalogue:
 
 def foreign(run: Run, catalogue: Catalogue) -> list[Flag]:
     """The flags, each once, of no version and no slips either, among the first `_LOOKED_AT` unknown."""
-    names = {flag.name: flag for flag in run.arguments.flags if is_told(flag.name)}
+    names = {flag.name: flag for flag in reversed(run.arguments.flags) if is_told(flag.name)}
+    names = dict(reversed(names.items()))  # where each stands first
     known = catalogue.arguments.keys() | catalogue.elsewhere.keys() | OF_PROGRAMS
     known |= _OF_VLM if run.program == "pretrain_vlm.py" else frozenset()
+    known |= _OF_MULTIMODAL if "--language-model-type" in names else frozenset()
     unknown = islice((flag for name, flag in names.items() if name not in known), _LOOKED_AT)
     own_parser = sum("_" in name for name in names) >= _UNDERSCORED and sum("-" in name[2:] for name in names) < 2
-    return [flag for flag in unknown if own_parser or not _is_near(flag.name, catalogue)]
+    own = frozenset(catalogue.arguments)
+    return [flag for flag in unknown if own_parser or not _is_near(flag.name, own)]
 
 
-def _is_near(name: str, catalogue: Catalogue) -> bool:
-    """Whether a flag is another one, misspelt."""
-    return any(is_slip(name, each) for each in get_close_matches(name, catalogue.arguments, n=3, cutoff=_NEAR))
+@lru_cache(maxsize=4096)
+def _is_near(name: str, known: frozenset[str]) -> bool:
+    """Whether a flag is another one, misspelt. The rules ask it of the same flags again and again."""
+    return any(is_slip(name, each) for each in get_close_matches(name, known, n=3, cutoff=_NEAR))
 
 
 def of_fork(run: Run, hits: Iterator[Hit]) -> Iterator[Hit]:

@@ -9,6 +9,8 @@ from dslaunch.rules.megatron.stages import virtual_stages
 
 _FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_HASHES = "--check-weight-hash-across-dp-replicas-interval"
+_EARLY = "--ep-overlap-early-attn-memory-release"
 
 
 def _sequence_parallel(run: Run) -> bool:
@@ -17,6 +19,11 @@ def _sequence_parallel(run: Run) -> bool:
 
 
 _OVERLAP = (
+    Demand(
+        _EARLY, lambda r: r.on(_EARLY) and not r.on("--overlap-moe-expert-parallel-comm"),
+        f"{_EARLY} without --overlap-moe-expert-parallel-comm", "Add it, or drop this.",
+        since="0.16.0", before="0.17.0",
+    ),
     Demand(
         "--overlap-param-gather",
         lambda r: r.on("--overlap-param-gather") and not r.on("--use-distributed-optimizer"),
@@ -156,8 +163,13 @@ _FSDP_DEMANDS = (
     ),
     Demand(
         "--fsdp-manual-registration",
-        lambda r: r.on("--fsdp-manual-registration") and not (r.on("--use-megatron-fsdp") and r.on("--nccl-ub")),
-        "--fsdp-manual-registration without --use-megatron-fsdp and --nccl-ub", "Add both, or drop it.",
+        lambda r: r.on("--fsdp-manual-registration")
+        and not (r.on("--use-megatron-fsdp") and r.on("--use-nccl-ub")),
+        "--fsdp-manual-registration without --use-megatron-fsdp and --use-nccl-ub", "Add both, or drop it.",
+    ),
+    Demand(
+        _HASHES, lambda r: r.on(*_FSDP) and r.on(_HASHES), f"Megatron-FSDP with {_HASHES}", f"Drop {_HASHES}.",
+        since="0.16.0", before="0.17.0",
     ),
 )  # fmt: skip
 demands("megatron.fsdp", "FSDP beside what it does not go with.", _FSDP_DEMANDS)

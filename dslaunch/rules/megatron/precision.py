@@ -28,6 +28,14 @@ def _fp8(run: Run) -> bool:
     return run.on("--fp8-format")
 
 
+def _above_stage(flag: str) -> Demand:
+    return Demand(
+        flag,
+        lambda r: r.on("--first-last-layers-bf16") and r.size(flag, 1) > r.size("--num-layers") // r.pp,
+        f"{flag} is more than a stage has layers", "Write fewer.", since="0.16.0", before="0.17.0",
+    )  # fmt: skip
+
+
 _PRECISION = (
     Demand(
         "--fp16", lambda r: r.on("--fp16") and r.on("--bf16"),
@@ -85,6 +93,7 @@ _PRECISION = (
         "--accumulate-allreduce-grads-in-fp32 with a --main-grads-dtype that isn't fp32",
         "Drop one of the two.",
     ),
+    *(_above_stage(flag) for flag in ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")),
 )  # fmt: skip
 demands("megatron.precision", "Number formats that exclude each other, or lack what they need.", _PRECISION)
 
@@ -162,6 +171,12 @@ _RECOMPUTE = (
     Demand(
         "--cpu-offloading-num-layers", lambda r: r.size("--cpu-offloading-num-layers", 0) > 0 and r.pp > 1,
         "--cpu-offloading-num-layers in a pipeline", "Use --pipeline-model-parallel-size 1, or no offload.",
+    ),
+    Demand(
+        "--cpu-offloading-num-layers",
+        lambda r: r.size("--cpu-offloading-num-layers", 0) >= r.size("--num-layers"),
+        "--cpu-offloading-num-layers isn't below --num-layers", "Offload fewer layers.",
+        since="0.16.0", before="0.17.0",
     ),
 )  # fmt: skip
 demands(

@@ -17,10 +17,13 @@ from dslaunch.engines.megatron_catalogue import (
     megatron_versions,
 )
 from dslaunch.engines.versions import named
+from dslaunch.files import loops
+from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments, Flag, is_told
+from dslaunch.files.loops import Passes
 from dslaunch.files.megatron import is_megatron
-from dslaunch.files.position import Position
+from dslaunch.files.position import Lines, Position
 from dslaunch.rules.registry import Edit, Hit, Severity
 from dslaunch.rules.settings import Settings
 
@@ -33,7 +36,9 @@ _ELSEWHERE = (
 """Flags that let a checkpoint, a file or a pattern decide what other flags say."""
 
 
-_WITHOUT_TRAINING = re.compile(r"inference|text_generation|generate|convert|export|evaluate|validate|serve")
+_WITHOUT_TRAINING = re.compile(
+    r"inference|text_generation|generate|convert|export|evaluate|validate|serve|^test_|merge|preprocess"
+)
 """Names of Megatron's programs that only run a model, or change its files."""
 
 
@@ -77,8 +82,9 @@ class Run:
 
     @property
     def is_deepspeed(self) -> bool:
-        """Whether it is Megatron-DeepSpeed."""
-        return self.arguments.has("--deepspeed", *_of_deepspeed())
+        """Whether it is Megatron-DeepSpeed: where a version of megatron-core is given, by --deepspeed alone."""
+        others = () if self.settings.megatron_version else _of_deepspeed()
+        return self.arguments.has("--deepspeed", *others)
 
     @property
     def version(self) -> str:
@@ -239,7 +245,39 @@ def runs(files: FileSet, settings: Settings) -> Iterator[Run]:
     for file, command in files.launches():
         if is_megatron(command):
             script = command.script.text if command.script else ""
-            yield Run(file, command.arguments, settings, script.rpartition("/")[2])
+            for arguments in passes_of(file, command):
+                yield Run(file, arguments, settings, script.rpartition("/")[2])
+
+
+def passes_of(file: File, command: CommandLine) -> Iterator[Arguments]:
+    """The arguments in each pass of the loop around the command, where they differ by its variable alone."""
+    script, given = file.value, command.arguments
+    if file.inside or not script.passes:
+        yield given
+        return
+    lines = Lines(file.text)
+    filled: dict[int, Passes] = {}
+    for index, flag in enumerate(given.flags):
+        value = flag.values[0] if len(flag.values) == 1 else ""
+        held = loops.filled(value, script.passes, lines.offset(flag.at)) if "$" in value else None
+        if held is not None and not held.reaches:
+            filled[index] = held
+    around = {(held.name, held.start) for held in filled.values()}
+    body = file.text[max((start for _, start in around), default=0) : lines.offset(command.at)]
+    if len(around) != 1 or _LEAVES_OUT.search(body):
+        yield given
+        return
+    for turn in range(min(_MOST_PASSES, len(next(iter(filled.values())).values))):
+        flags = (
+            replace(flag, values=(filled[index].values[turn],)) if index in filled else flag
+            for index, flag in enumerate(given.flags)
+        )
+        yield replace(given, flags=tuple(flags))
+
+
+_MOST_PASSES = 8
+_LEAVES_OUT = re.compile(r"\b(?:continue|break|if|case)\b|&&|\|\|")
+"""What a loop passes some of its values over with."""
 
 
 def stock_runs(files: FileSet, settings: Settings) -> Iterator[Run]:

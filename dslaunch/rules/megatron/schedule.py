@@ -176,6 +176,11 @@ _SOURCES = (
         lambda r: r.on("--multiple-validation-sets") and not r.on("--full-validation"),
         "--multiple-validation-sets without --full-validation", "Add --full-validation.",
     ),
+    Demand(
+        "--wandb-project", lambda r: r.text("--wandb-project") != "" and not r.text("--wandb-exp-name"),
+        "--wandb-project without --wandb-exp-name; the last rank raises", "Give the run a name.",
+        since="0.16.0", before="0.17.0",
+    ),
     Demand("--seed", lambda r: r.size("--seed", 1234) < 1, "--seed below 1", "Write a whole number from 1 on."),
     Demand(
         "--use-checkpoint-args",

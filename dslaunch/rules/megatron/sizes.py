@@ -83,6 +83,34 @@ def _groups_over_ranks(run: Run) -> Iterator[Fault]:
         )  # fmt: skip
 
 
+_COMM = "--cp-comm-type"
+
+
+def _heads_over_context(run: Run) -> Iterator[Fault]:
+    kinds = run.texts(_COMM)
+    parts = run.texts("--hierarchical-context-parallel-sizes") if "a2a+p2p" in kinds else ()
+    among = int(parts[0]) if parts and parts[0].isdecimal() else run.cp if "a2a" in kinds else 1
+    if among < 2:
+        return
+    heads = run.size(_HEADS) // run.tp
+    kept = run.on("--group-query-attention") and not run.on("--multi-latent-attention")
+    groups = max(1, run.size(_GROUPS, 1) // run.tp) if kept else heads
+    if heads % among or groups % among:
+        yield (
+            (_COMM, _CP), f"a2a shares out a rank's heads, and {heads} heads with {groups} key/value groups "
+            f"aren't multiples of {among}, among which {_CP} shares them; the first step raises.",
+            f"Use {_COMM} p2p, or smaller {_CP} or {_TP}.",
+        )  # fmt: skip
+
+
+sizes(
+    "megatron.context-heads", _heads_over_context,
+    summary="Attention heads that can't be shared out over the context-parallel ranks.",
+    evidence="NVIDIA/TransformerEngine:transformer_engine/pytorch/attention/dot_product_attention/"
+    "context_parallel.py AttnFuncWithCPAndQKVOA2A 2.20.0.dev0, read",
+)  # fmt: skip
+
+
 sizes(
     "megatron.heads", head_width, _heads_over_ranks, _groups_over_ranks,
     summary="Attention heads that can't be shared out over the tensor-parallel ranks.",
@@ -213,4 +241,16 @@ sizes(
     "megatron.batch", _batch, _rampup, _positive,
     summary="The global batch isn't a multiple of micro batch and replicas.", deepspeed=True,
     evidence=f"{ARGUMENTS}, megatron/core/num_microbatches_calculator.py at {RUN}",
+)  # fmt: skip
+
+
+def _degrees(run: Run) -> Iterator[Fault]:
+    for flag in (_TP, "--pipeline-model-parallel-size", _CP, _EP):
+        if run.arguments.has(flag) and run.size(flag) < 1:
+            yield flag, f"{flag} {run.size(flag)} is below 1; Megatron stops at start-up.", "Use 1 or more."
+
+
+sizes(
+    "megatron.degree", _degrees, summary="A degree of parallelism below 1.",
+    evidence=f"{ARGUMENTS} at core_v0.16.1, run",
 )  # fmt: skip

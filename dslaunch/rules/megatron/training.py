@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dslaunch.rules.megatron.demands import Demand, demands
+from dslaunch.rules.megatron.demands import ARGUMENTS, CONFIG, Demand, demands
 from dslaunch.rules.megatron.run import Run
 
 _MLA = "--multi-latent-attention"
+_READ = ("0.16.0", "0.17.0")
+"""Since and before which version a check is known that was tried with core 0.16.1 alone."""
+_HYBRID, _VARIANT = "--hybrid-context-parallel", "--experimental-attention-variant"
+_TE_ACTIVATION = "--use-te-activation-func"
 _ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 
 
@@ -72,8 +76,82 @@ _ATTENTION = (
         lambda r: r.text("--attention-backend", "auto") == "local" and r.texts("--spec")[:1] != ("local",),
         "--attention-backend local without --spec local", "Add --spec local, or use another backend.",
     ),
+    Demand(
+        "--rope-type", lambda r: r.text("--rope-type", "rope") != "rope" and not r.on(_MLA),
+        f"a --rope-type other than rope without {_MLA}", "Use --position-embedding-type yarn.", *_READ,
+    ),
+    Demand(
+        "--cp-comm-type",
+        lambda r: r.cp > 1 and len(r.texts("--cp-comm-type")) not in (0, 1, r.size("--num-layers")),
+        "--cp-comm-type has neither one word nor one for each of --num-layers", "Write one.", *_READ,
+    ),
+    Demand(
+        _HYBRID, lambda r: r.on(_HYBRID) and not r.on("--calculate-per-token-loss"),
+        f"{_HYBRID} without --calculate-per-token-loss", "Add it.", *_READ,
+    ),
+    Demand(
+        _HYBRID, lambda r: r.on(_HYBRID) and (r.pp > 1 or r.on("--use-megatron-fsdp")),
+        f"{_HYBRID} in a pipeline, or with Megatron-FSDP", "Drop one of the two.", *_READ,
+    ),
+    Demand(
+        _VARIANT, lambda r: r.text(_VARIANT) == "gated_delta_net" and not r.on("--linear-attention-freq"),
+        f"{_VARIANT} gated_delta_net without --linear-attention-freq", "Add it.", *_READ,
+    ),
+    Demand(
+        _VARIANT, lambda r: r.text(_VARIANT) == "dsa" and r.cp > 1, f"{_VARIANT} dsa with context parallelism",
+        "Use --context-parallel-size 1.", *_READ,
+    ),
+    Demand(
+        "--attention-output-gate", lambda r: r.on("--attention-output-gate") and r.on(_MLA),
+        f"--attention-output-gate with {_MLA}", "Drop one of the two.", *_READ,
+    ),
+    Demand(
+        "--batch-invariant-mode",
+        lambda r: r.on("--batch-invariant-mode") and r.text("--attention-backend", "auto") != "flash",
+        "--batch-invariant-mode without --attention-backend flash", "Add it.", *_READ,
+    ),
 )  # fmt: skip
 demands("megatron.attention", "Attention and positions that exclude each other.", _ATTENTION)
+
+
+def _fused(run: Run) -> bool:
+    """Whether the bias is fused into the activation, as it is unless a flag says otherwise."""
+    if run.on("--swiglu"):
+        return not run.on("--no-bias-swiglu-fusion")
+    return not run.on("--no-bias-gelu-fusion", "--disable-bias-linear")
+
+
+_LAYER = (
+    Demand(
+        "--squared-relu", lambda r: r.on("--squared-relu") and r.on("--swiglu"), "--squared-relu with --swiglu",
+        "Keep one.", *_READ,
+    ),
+    Demand(
+        "--squared-relu", lambda r: r.on("--squared-relu") and not r.on("--swiglu") and _fused(r),
+        "--squared-relu with the fused bias of other activations", "Add --no-bias-gelu-fusion.", *_READ,
+    ),
+    Demand(
+        _TE_ACTIVATION, lambda r: r.on(_TE_ACTIVATION) and _fused(r) and not r.on("--squared-relu"),
+        f"{_TE_ACTIVATION} with a fused bias", "Add --no-bias-gelu-fusion, or --no-bias-swiglu-fusion.", *_READ,
+    ),
+    Demand(
+        "--init-method-xavier-uniform", lambda r: r.on("--init-method-xavier-uniform"),
+        "--init-method-xavier-uniform, of which the model's configuration knows no part; TypeError", "Drop it.",
+        *_READ,
+    ),
+    Demand(
+        "--encoder-num-layers", lambda r: r.on("--encoder-num-layers") and r.on("--num-layers"),
+        "--encoder-num-layers beside --num-layers", "Keep one.", *_READ,
+    ),
+    Demand(
+        "--encoder-seq-length", lambda r: r.on("--encoder-seq-length") and r.on("--seq-length"),
+        "--encoder-seq-length beside --seq-length", "Keep one.", *_READ,
+    ),
+)  # fmt: skip
+demands(
+    "megatron.layer-options", "Activations, weights or sizes of a layer that exclude each other.", _LAYER,
+    evidence=f"{ARGUMENTS}, {CONFIG} at core_v0.16.1, run",
+)  # fmt: skip
 
 _COURSE = (
     Demand(
@@ -122,8 +200,13 @@ demands("megatron.course", "The length of training, its warm-up, decay or logs c
 _DATA = (
     Demand(
         "--mock-data",
-        lambda r: r.on("--mock-data") and (r.on("--data-path") or r.on("--train-data-path")),
+        lambda r: r.on("--mock-data")
+        and r.on("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path"),
         "--mock-data beside --data-path", "Keep one source of data.",
+    ),
+    Demand(
+        "--fim-data", lambda r: r.on("--fim-data") and r.on("--mock-data"), "--fim-data with --mock-data",
+        "Name real data, or drop --fim-data.", *_READ,
     ),
     Demand(
         "--data-path",

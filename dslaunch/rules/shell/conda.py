@@ -12,11 +12,17 @@ from dslaunch.rules.settings import Settings
 
 _TOOLS = frozenset({"conda", "mamba", "micromamba"})
 _DEFINES = re.compile(
-    r"^\s*(?:source|\.)\s|\beval\b|shell[. ]\w*hook|\bmodule\s|^\s*ml\s|BASH_ENV|^#!.*\s-\w*[li]|\bset\s+-i\b"
+    r"^\s*(?:source|\.)\s|\beval\b|shell[. ]\w*hook|^\s*ml\s|BASH_ENV|^#!.*\s-\w*[li]|\bset\s+-i\b"
     r"|(?:conda|mamba)\s*\(\)|^\s*function\s+(?:conda|mamba)\b",
     re.MULTILINE,
 )
-"""What may define the function: a file that is read in, a hook, a module, a login or interactive shell."""
+"""What may define the function: a file that is read in, a hook, a login or interactive shell."""
+_MODULE = re.compile(r"\bmodule[ \t]+(?!purge\b|unload\b|list\b|rm\b|-)\w+((?:[ \t]+[^\s;&|#]+)*)")
+_WITHOUT = re.compile(
+    r"(?:cuda|cudnn|nccl|gcc|gnu|intel|openmpi|mpi|impi|ucx|cmake|git|ninja|slurm|libfabric|aws-ofi-nccl|rocm|hpcx|nvhpc"
+    r"|singularity|apptainer|pdsh|tmux|StdEnv|PrgEnv-\w+|craype\S*)(?:[/-][\w.-]+)*", re.IGNORECASE
+)
+"""Modules of compilers, CUDA, MPI and the like, which bring no conda along; another one may."""
 _ERREXIT = re.compile(r"^\s*set\s+(?:-\w*e|.*-o\s+errexit)", re.MULTILINE)
 
 
@@ -28,6 +34,9 @@ def conda(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     """`conda activate` in a script that reads nothing in that defines conda's function."""
     for file, script in files.scripts():
         if not script.launches or not file.text.startswith("#!") or _DEFINES.search(file.text):
+            continue
+        modules = [name for found in _MODULE.finditer(file.text) for name in found[1].split()]
+        if any(not _WITHOUT.fullmatch(name) for name in modules):
             continue
         for command in script.commands:
             words = [word.text for word in command.words[:2]]

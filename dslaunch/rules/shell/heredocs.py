@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 
-from dslaunch.files import envfile, hostfile, relaxed_json, script
+from dslaunch.files import envfile, hostfile, relaxed_json, script, yaml_text
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.heredoc import PIECE, Heredoc, Written
-from dslaunch.files.kinds import json_kind, text_kind
+from dslaunch.files.kinds import json_kind, text_kind, yaml_kind
 from dslaunch.files.position import Lines, Position
 from dslaunch.files.script import Command, ShellScript
 from dslaunch.planfile import Plan
@@ -23,12 +23,19 @@ from dslaunch.rules.settings import Settings
 _BASH = "the manual page of bash 5.2, Here Documents; run"
 _MOST = 20
 """Heredocs of one script that are read."""
+_MANY = 8
+"""Shell scripts, beyond which each stands for a run of its own: what one writes is held against itself alone."""
 _MEANT = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
 """Of these a text that is meant to be a DeepSpeed JSON has one."""
 _TARGET = re.compile(r">>?\s*([^\s<>|&;]+)")
 """Where a command's output goes."""
+_MANIFEST = re.compile(r"^apiVersion:\s", re.MULTILINE)
+_MOVED = ("accelerate", "deepspeed_json", "shell")
+"""Kinds of files whose variables are filled in."""
 _BATCH = re.compile(r"^#SBATCH\s", re.MULTILINE)
 _SHELL_LINE = re.compile(r"\s*#!.*\b(?:ba|z|da)?sh\b")
+_MOVED = ("deepspeed_json", "kubernetes", "shell")
+"""Kinds whose positions are those of the text within."""
 _SHELLS = frozenset({"bash", "sbatch", "sh", "srun", "ssh"})
 """Commands that read what they run from their input."""
 
@@ -44,21 +51,26 @@ class Inner:
     def beside(self, files: FileSet) -> FileSet:
         """It, with those of the files that it doesn't stand for."""
         json, shell = self.file.kind == "deepspeed_json", self.file.kind == "shell"
+        many = len(files.of("shell")) > _MANY
         others = (
             file for file in files.files
             if not (json and file.kind == "deepspeed_json") and not (shell and file is self.outer)
+            and not (many and file.kind == "shell" and file is not self.outer)
         )  # fmt: skip
         return FileSet((self.file, *others), files.folders)
 
     def known(self, settings: Settings) -> Settings:
         """The settings, with what the file itself says of ranks where nothing else does."""
-        alone = self.file.kind == "shell" and self.outer.kind == "shell" and settings.world_size is None
-        return told(FileSet((self.file,)), settings) if alone else settings
+        if self.outer.kind != "shell" or settings.world_size is not None:
+            return settings
+        if self.file.kind == "accelerate":
+            return told(FileSet((self.file, self.outer)), settings)
+        return told(FileSet((self.file,)), settings) if self.file.kind == "shell" else settings
 
     def moved(self, hit: Hit) -> Hit | None:
         """The hit where it stands in the script; None where its word isn't told."""
-        lines = self.written.text.split("\n")
-        if hit.at is None or hit.name != self.file.name or self.file.kind not in ("shell", "deepspeed_json"):
+        lines = self.written.text.rstrip("\n").split("\n")
+        if hit.at is None or hit.name != self.file.name or self.file.kind not in _MOVED:
             return hit
         if not self.written.start.line <= hit.at.line <= len(lines):
             return hit  # of the script around it
@@ -99,11 +111,26 @@ def _read(
     """What one text is, where it is any kind that rules know."""
     if body.text.lstrip().startswith("{"):
         return _json(file, written)
+    if _MANIFEST.search(body.text):
+        return _manifest(file, written)
     if _is_script(command, body):
         value = script.parse(written.text)
         inner = File(file.name, "shell", written.text, value, problems=value.problems, inside=True)
         return Inner(inner, written, file)
     return _launchers_own(file, outer, body, written)
+
+
+def _manifest(file: File, written: Written) -> Inner | None:
+    """Objects of Kubernetes, which kubectl reads from its input or from the file that is written."""
+    try:
+        document = yaml_text.parse(written.text)
+    except yaml_text.YamlError:
+        return None
+    if yaml_kind("", document.value) != "kubernetes":
+        return None
+    positions = MappingProxyType({(): written.start, **document.positions})
+    inner = File(file.name, "kubernetes", written.text, document.value, positions, inside=True)
+    return Inner(inner, written, file)
 
 
 def _json(file: File, written: Written) -> Inner | None:
@@ -136,6 +163,8 @@ def _launchers_own(file: File, outer: ShellScript, body: Heredoc, written: Writt
     lines = file.text.splitlines()
     target = _TARGET.search(lines[body.at.line - 2]) if 1 < body.at.line <= len(lines) + 1 else None
     name = target[1].rpartition("/")[2].strip("\"'") if target else ""
+    if config := _accelerate(file, outer, name, written):
+        return config
     if not name or not written.told or not any(each.launcher("deepspeed") for each in outer.launches):
         return None
     text, above = written.text.lstrip("\n"), body.at.line - 1
@@ -149,6 +178,26 @@ def _launchers_own(file: File, outer: ShellScript, body: Heredoc, written: Writt
         )
         return Inner(File(file.name, kind, file.text, tuple(entries), inside=True), written, file)
     return None
+
+
+def _accelerate(file: File, outer: ShellScript, name: str, written: Written) -> Inner | None:
+    """A configuration of accelerate's that the script launches with."""
+    launchers = (each.launcher("accelerate") for each in outer.launches)
+    named = (each.options.value("--config_file", "--config-file") or "" for each in launchers if each)
+    wanted = {each.rpartition("/")[2] for each in named}
+    variable = name.removeprefix("$").strip("{}")
+    held = outer.variable(variable) if name.startswith("$") else name
+    base = (held or "").rpartition("/")[2]
+    if not written.told or not base.endswith((".yaml", ".yml")) or base not in wanted:
+        return None
+    try:
+        document = yaml_text.parse(written.text)
+    except yaml_text.YamlError as error:
+        broken = File(file.name, "accelerate", file.text, problems=(error.problem,), inside=True)
+        return Inner(broken, written, file)
+    positions = MappingProxyType({(): written.start, **document.positions})
+    inner = File(file.name, "accelerate", file.text, document.value, positions, document.problems, inside=True)
+    return Inner(inner, written, file)
 
 
 def _elsewhere(outer: ShellScript) -> dict[str, str]:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import pairwise
 
+from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_option
 from dslaunch.files.position import Lines
 from dslaunch.files.script import Command, ShellScript
+from dslaunch.files.switches import REMOTE
 from dslaunch.planfile import Plan
 from dslaunch.rules.megatron.run import switches
 from dslaunch.rules.registry import Hit, rule
@@ -26,7 +28,12 @@ _LINE_OF = re.compile(r"""\bsed\s+-n\s+["']?\$\{?SLURM_ARRAY_TASK_ID\}?["']?p"""
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::\d+)?)?")
 _BROUGHT = re.compile(r"^\s*(?:source|\.)\s|(?<![-\w])(?:eval|getopts?)\s|\bset\s+-a\b", re.MULTILINE)
 """What may set variables that the script doesn't name."""
+_TYPED = re.compile(r"(?:--[\w-]+=)?\\?\$(?:(\w+)|\{(\w+)\})(?=[\s\"'])")
+"""A variable that is the whole value of an option, as it is typed."""
 _NEAR = 0.6
+_WHOLE = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+_REFERENCE_ALL = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+_ARRAY_SET = re.compile(r"\b(\w+)\+?=\(")
 
 
 def _launching(files: FileSet) -> Iterator[tuple[File, ShellScript, Command]]:
@@ -83,6 +90,90 @@ def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                 yield Hit(file.name, word.at, message, fix, None if alike and unread else "info")
 
 
+@rule("shell.undefined-array", severity="wrong", raised_by="nobody", evidence=_BASH)
+def undefined_array(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """An array that nothing sets, among a launch's options: it is empty, and no environment can hold one."""
+    for file, _, command in _launching(files):
+        if _BROUGHT.search(file.text):
+            continue
+        for word in command.words:
+            found = _WHOLE.fullmatch(word.text)
+            if found is None or re.search(rf"(?<![\w$]){found[1]}\b(?!\[[@*]\]\}})", file.text):
+                continue
+            used = {each[1] for other in command.words if (each := _REFERENCE_ALL.search(other.text))}
+            unread = {
+                each[1] for each in _ARRAY_SET.finditer(file.text)
+                if each[1] not in used and not re.search(rf"\$\{{{each[1]}\[", file.text)
+            }  # fmt: skip
+            near = nearest(found[1], unread)
+            message = f"nothing here sets the array {found[1]}: the command gets no word of it."
+            fix = f"Correct the name, or set it.{near}"
+            yield Hit(file.name, word.at, message, fix, None if near else "info")
+
+
+@rule("shell.remote-variable", severity="error", raised_by="nobody", evidence="bash 5.2 and OpenSSH 9.2, run")
+def remote_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A variable of this script in a text that another host's shell reads: there nothing sets it."""
+    for file, script in files.scripts():
+        own = {each.name for each in script.assignments} | {each.name for each in script.passes}
+        launched = {launch.at for launch in script.launches}
+        for command in script.commands:
+            if command.at in launched and command.words[0].text in REMOTE and not file.inside:
+                yield from _unset_there(file, script, command, own)
+
+
+def _unset_there(file: File, script: ShellScript, command: Command, own: set[str]) -> Iterator[Hit]:
+    late = [word for word in command.words if word.late]
+    text = " ".join(word.text for word in late)
+    if _BROUGHT.search(text):
+        return
+    there = set(re.findall(r"(?:^|[\s;])(\w+)=", text)) | set(re.findall(r"\b(?:for|read)\s+(\w+)", text))
+    lines = Lines(file.text)
+    here = {each.name for each in script.assignments if any(word.at == each.at for word in late)}
+    for before, word in pairwise(command.words):
+        found = _TYPED.match(file.text, lines.offset(word.at)) if word.late else None
+        name = (found[1] or found[2]) if found else ""
+        if name in own - there - here and (is_option(before.text) or is_option(word.text)):
+            message = f"the quotes leave ${name} to the other host's shell, where nothing sets it: it is empty."
+            fix = "Put the text in double quotes, and \\$ before what is meant there."
+            yield Hit(file.name, word.at, message, fix)
+
+
+@rule("shell.prefix-variable", severity="error", raised_by="nobody", evidence=_BASH)
+def prefix_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """NAME=value in front of a command that has $NAME among its options: it is filled in before it is set."""
+    for file, script, command in _launches(files):
+        written = [each for each in command.environment if each.value or each.literal]  # not what an operator adds
+        own = {each.at for each in written}
+        before = {each.name for each in script.assignments if each.at < command.at and each.at not in own}
+        in_front = [(each.name, 0) for each in written if each.name not in before]
+        for name, first in (*in_front, *_within(command)):
+            for ahead, word in pairwise(command.words[max(0, first - 1) :]):
+                typed = re.search(rf"(?:^|=)\$(?:{name}\b|\{{{name}\}})", word.text)
+                of_option = is_option(word.text) or is_option(ahead.text)
+                if typed and of_option and (first or not word.late):
+                    message = f"${name} is filled in before the assignment in front of the command: it is empty."
+                    yield Hit(file.name, word.at, message, f"Set {name} in a command of its own before it.")
+
+
+def _launches(files: FileSet) -> Iterator[tuple[File, ShellScript, Command]]:
+    for file, script in files.scripts():
+        started = {launch.at for launch in script.launches}
+        yield from ((file, script, command) for command in script.commands if command.at in started)
+
+
+def _within(command: Command) -> Iterator[tuple[str, int]]:
+    """NAME=value in front of a program in a text for a shell inside, with the index of the word behind."""
+    words = command.words
+    for index, (before, word, after) in enumerate(zip(words, words[1:], words[2:], strict=False)):
+        name, equals, given = word.text.partition("=")
+        if f"${name}" in given or given.endswith(('"', "'")):
+            continue  # of a text that is printed
+        program = after.text.rpartition("/")[2] in ("torchrun", "deepspeed", "python", "python3", "accelerate")
+        if word.late and equals and name.isidentifier() and program and before.text not in ("export", "env"):
+            yield name, index + 2
+
+
 def _near(file: File, script: ShellScript, name: str) -> tuple[str, bool] | None:
     """A variable of nearly the name of one that nothing sets, and whether nothing reads it."""
     known = {each.name for each in script.assignments}
@@ -94,8 +185,10 @@ def _near(file: File, script: ShellScript, name: str) -> tuple[str, bool] | None
 
 
 def _is_set_nowhere(name: str, text: str) -> bool:
-    """Whether the name stands in the script as `$NAME` alone, without a default, `read` or `for`."""
-    return not re.search(rf"\b(?:read|for|export|local|declare)\b[^\n]*\b{name}\b|\$\{{{name}:?[-=?+]", text)
+    """Whether the name stands in the script as `$NAME` alone, without a default, a test, `read` or `for`."""
+    tested = rf"-[znv]\s+[\"']?(?:\$\{{?)?{name}\b"
+    others = rf"\b(?:read|for|export|local|declare)\b[^\n]*\b{name}\b|\$\{{{name}:?[-=?+]"
+    return not re.search(f"{others}|{tested}", text)
 
 
 @rule(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from dslaunch.files.blocks import ends
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Word
@@ -20,7 +21,7 @@ _BASH = "the manual page of bash 5.2, run"
 _OPTION = re.compile(r"--[A-Za-z][\w-]*(?:=.*)?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _BLANK_END = re.compile(r"(?<!\\)\\[ \t]+$")
-_BEFORE_COMMENT = re.compile(r"^[^#\n]*\S[ \t]+(?P<joins>\\[ \t]+#.*)$", re.MULTILINE)
+_BEFORE_COMMENT = re.compile(r"^(?![ \t]*#)[^#\n]*\S[ \t]+(?P<joins>\\[ \t]+#.*)$", re.MULTILINE)
 _ARRAY = re.compile(r"\w+\+?=\(")
 _PLAIN = re.compile(r"=|[\w.,:/-]+")
 _VALUE = re.compile(r"[\d.,:/]*\d[\d.,:/]*|[A-Z][A-Z_]+")
@@ -37,7 +38,7 @@ def _launching(files: FileSet) -> Iterator[tuple[File, ShellScript]]:
 def cut(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An option where a command begins: the one before it ended without a backslash, or at a comment."""
     for file, script in _launching(files):
-        yield from _comments(file) if not script.problems else ()
+        yield from _comments(file) if not script.problems and not file.inside else ()
         lines = file.text.splitlines()
         for before, command in pairwise(script.commands):
             word = command.words[0]
@@ -145,29 +146,44 @@ def _without_blanks(name: str) -> str:
 
 @rule("slurm.no-wait", severity="wrong", raised_by="nobody", evidence="SLURM 22.05, run")
 def no_wait(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """srun in the background and no wait behind it: the job ends with the script, and its steps are killed."""
+    """A launch in the background and no wait behind it: the job ends with the script, and its steps are killed."""
     for file, script in files.scripts():
-        if not script.directives:
+        if not script.directives or file.inside:
             continue
-        lasting = [each.at for each in script.commands if _lasts(each)]
+        launched, lines = {each.at for each in script.launches}, Lines(file.text)
+        held = [(lines.position(start), lines.position(end)) for start, end in ends(file.text).items()]
         for command in script.commands:
-            if _left_behind(command) and not (lasting and lasting[-1] > command.at):
-                message = (
-                    "srun runs in the background, and nothing waits for it: the job ends, and srun is killed."
-                )
+            if not command.background or (command.words[0].text != "srun" and command.at not in launched):
+                continue
+            around = [end for start, end in held if start < command.at < end]
+            behind = (each for each in script.commands if each.at > command.at)
+            left = max(around, default=command.at)
+            if not any(_lasts(each, left) for each in behind):
+                program = command.words[0].text
+                message = f"{program} runs in the background, and nothing waits: it is killed as the job ends."
                 yield Hit(file.name, command.at, message, "Add `wait` as the last line.")
 
 
-def _left_behind(command: Command) -> bool:
-    return command.background and command.words[0].text == "srun" and not command.conditional
+def _lasts(command: Command, left: Position) -> bool:
+    """Whether a command may last as long as a step: `wait`, another launch in front, or what a loop does behind.
 
-
-def _lasts(command: Command) -> bool:
-    """Whether a command may last as long as a step: `wait`, another launch in front, or what a loop does."""
+    Args:
+        left: where the block ends in which the step is started.
+    """
     name = command.words[0].text
-    return command.conditional or name in ("wait", "fg") or (name in _LASTING and not command.background)
+    if "wait" in name or name == "fg":
+        return True
+    if name == "tail" and not any(word.text.startswith(_FOLLOWS) for word in command.words):
+        return False
+    if command.at < left:
+        moment = name == "sleep" and len(command.words) == 2 and _MOMENT.fullmatch(command.words[1].text)
+        return name in _LASTING and not command.background and not moment
+    return command.conditional or (name in _LASTING and not command.background)
 
 
+_FOLLOWS = ("-f", "-F", "--follow", "--pid")
+_MOMENT = re.compile(r"[\d.]{1,3}s?")
+"""Up to some minutes, between one start and the next."""
 _LASTING = frozenset(
     {"srun", "torchrun", "deepspeed", "python", "python3", "bash", "sh", "sleep", "tail", "mpirun"}
 )

@@ -49,9 +49,11 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     for job in jobs(files):
         for each in job.script.directives:
             form = FORMS.get(long_name(each.name)) if _is_its_own(job, each) else None
-            if form and each.read and "$" not in each.value and not form[0].fullmatch(each.value):
+            gap = "$" in each.value or "{" in each.value  # to be filled in
+            if form and each.read and not gap and not form[0].fullmatch(each.value):
                 message = f"{each.name} {each.value!r}: sbatch takes {form[1]}, and refuses the script."
                 yield Hit(job.file.name, each.at, message, f"Write {form[1]}.")
+        yield from _named_nodes(job)
         # A component of a heterogeneous job takes over the others' --mem.
         memory = [each for each in job.script.directives if each.read and long_name(each.name) in _MEMORY]
         if len({long_name(each.name) for each in memory}) > 1:
@@ -60,9 +62,32 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             yield Hit(job.file.name, memory[-1].at, message, "Keep one.")
 
 
+_LISTED = re.compile(r"[\w.-]+(?:\[(?P<span>[\d,-]+)\])?")
+
+
+def _named_nodes(job: Job) -> Iterator[Hit]:
+    """More nodes by name than --nodes."""
+    named, nodes = job.directive("--nodelist"), job.number("--nodes")
+    parts = re.split(r",(?![^\[]*\])", named.value) if named else []
+    found = [_LISTED.fullmatch(part) for part in parts]
+    if named is None or nodes is None or not all(found):
+        return
+    spans = (each["span"] for each in found if each)
+    count = sum(_counted(span) if span else 1 for span in spans)
+    if count > nodes:
+        message = f"{named.name} names {count} nodes, and --nodes is {nodes}; sbatch refuses the script."
+        yield Hit(job.file.name, named.at, message, f"Write --nodes={count}, or name {nodes}.")
+
+
+def _counted(span: str) -> int:
+    """How many numbers `1-4,7` has."""
+    ends = (part.partition("-") for part in span.split(","))
+    return sum(int(last) - int(first) + 1 if last and first else 1 for first, _, last in ends)
+
+
 def _is_its_own(job: Job, each: Directive) -> bool:
     """Whether a value is the option's: where it may be left out it stands behind =."""
-    if long_name(each.name) not in OPTIONAL or not each.value:
+    if long_name(each.name) not in OPTIONAL or not each.value or each.given:
         return True
     line = job.file.text.splitlines()[each.at.line - 1]
     return line[each.at.column - 1 + len(each.name) :].startswith("=")
@@ -73,7 +98,7 @@ def variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
     """A shell variable on an #SBATCH line: sbatch takes it as it is written."""
     for job in jobs(files):
         for each in job.script.directives:
-            if each.read and re.search(r"\$\{?\w", each.value):
+            if each.read and not each.given and re.search(r"\$\{?\w", each.value):
                 message = (
                     f"{each.name}={each.value}: sbatch fills in no variables, it takes the text as it is."
                 )
@@ -109,10 +134,11 @@ def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                 continue
             if difflib.SequenceMatcher(None, match[1].upper(), "SBATCH").ratio() > 0.8:
                 old = line[: match.end(1)]
+                meant = old == "# SBATCH" and any(each.read and not each.given for each in job.script.directives)
                 yield Hit(
                     job.file.name, Position(number, 1), f"{old!r} isn't `#SBATCH`: sbatch takes it as a comment.",
                     "Write `#SBATCH` with no blank and in capitals; `##SBATCH` switches a line off.",
-                    edit=Edit(Position(number, 1), old, "#SBATCH"),
+                    "info" if meant else None, edit=None if meant else Edit(Position(number, 1), old, "#SBATCH"),
                 )  # fmt: skip
 
 
@@ -166,6 +192,10 @@ def output_folder(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
         logs = filter(None, (job.directive("--error"), job.directive("--output")))
         for folder, found in {_clean(each.value.rpartition("/")[0]): each for each in logs}.items():
             if not folder or "$" in folder or (folder.startswith("/") and folder not in own):
+                continue
+            if folder.startswith("~"):
+                message = f"sbatch fills in no ~: it looks for a folder of that name, {folder}, and the job fails."
+                yield Hit(job.file.name, found.at, message, "Write the whole path.")
                 continue
             beside = str(PurePath(job.file.name).parent / folder)
             if folder in own:

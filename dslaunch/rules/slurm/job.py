@@ -74,11 +74,11 @@ class Job:
 
 
 def jobs(files: FileSet) -> Iterator[Job]:
-    """The batch scripts among the files."""
+    """The batch scripts among the files, and what another script hands to sbatch with options."""
     for file, script in files.scripts():
         held = {line for command in script.commands if command.heredoc for line in _lines(command.heredoc)}
         lines = (number for number, line in enumerate(file.text.splitlines(), 1) if _DIRECTIVE.match(line))
-        if any(number not in held for number in lines):
+        if any(number not in held for number in lines) or any(each.given for each in script.directives):
             yield Job(file, script)
 
 
@@ -90,6 +90,13 @@ def _lines(heredoc: Heredoc) -> range:
 def srun_tasks(job: Job, srun: Arguments) -> int | None:
     """Tasks a node of one srun: by its own options, else by the script's directives."""
     own = srun.value("--ntasks-per-node", "--tasks-per-node")
+    given = any(job.directive(each) for each in ("--ntasks", "--ntasks-per-node", "--tasks-per-node"))
+    if own is not None and given and not srun.has("--ntasks", "-n", "--nodes", "-N"):
+        total = job.number("--ntasks") or (job.nodes or 0) * (job.tasks_per_node or 0)
+        if not total or not job.nodes or not own.isdecimal():
+            return None
+        # SLURM 22.05, run: "can't honor --ntasks-per-node set to 1 which doesn't match the requested tasks"
+        return int(own) if int(own) * job.nodes == total else -(-total // job.nodes)
     if own is not None:
         return int(own) if own.isdecimal() else None
     tasks, nodes = srun.value("--ntasks", "-n"), srun.value("--nodes", "-N")

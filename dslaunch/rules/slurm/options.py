@@ -97,7 +97,8 @@ FORMS = {
     "--gpus-per-socket": (_PER_GPU, "a number, or type:number"),
     "--exclusive": (re.compile(r"(?:user|mcs|topo)?", re.IGNORECASE), "user, mcs or topo, or nothing"),
     "--mail-type": (
-        re.compile(rf"(?:{_MAILS})(?:,(?:{_MAILS}))*", re.IGNORECASE), "words such as BEGIN,END,FAIL or ALL",
+        # words that it doesn't know are passed over beside one that it knows
+        re.compile(rf"(?:[^,]*,)*(?:{_MAILS})(?:,[^,]*)*", re.IGNORECASE), "words such as BEGIN,END,FAIL or ALL",
     ),
     "--signal": (
         re.compile(rf"(?:[RB]+:)?(?:\d+|(?:SIG)?(?:{_SIGNALS}))(?:@\d+)?", re.IGNORECASE), "B:NAME@SECONDS",

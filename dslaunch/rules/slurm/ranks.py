@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import launcher_options
 from dslaunch.files.switches import SWITCHES
@@ -20,6 +21,10 @@ _OF_NODE = re.compile(r"[\"']?\\?\$\{?(SLURM_LOCALID|SLURM_NODEID|OMPI_COMM_WORL
 _OF_ALL = re.compile(r"[\"']?\\?\$\{?SLURM_PROCID\}?[\"']?")
 
 
+def _in_background(job: Job, command: CommandLine) -> bool:
+    return any(each.background for each in job.script.commands if each.at == command.at)
+
+
 @rule("slurm.node-count", severity="hang", raised_by="nobody", evidence=_RAN)
 def node_count(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """srun starts torchrun on fewer nodes than it waits for, or on more."""
@@ -31,7 +36,10 @@ def node_count(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
                 continue
             nodes = srun_nodes(job, srun.options)
             told = srun.options.has(*_NODES) or job.directive("--nodes") is not None
-            if nodes is None or not told or srun.options.has("--ntasks", "-n", "--nodelist", "-w"):
+            alone = srun.options.value("--ntasks", "-n") == "1" and len(list(steps(job))) == 1
+            if alone and not command.conditional and not _in_background(job, command):
+                nodes = 1
+            elif nodes is None or not told or srun.options.has("--ntasks", "-n", "--nodelist", "-w"):
                 continue
             least, most = int(asked.partition(":")[0]), int(asked.rpartition(":")[2])
             at = launcher.options.position("--nnodes")

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 
 from dslaunch.files.commands import CommandLine
-from dslaunch.files.fileset import FileSet
+from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.lexer import tokens
 from dslaunch.files.position import Lines, Position
+from dslaunch.files.script import ShellScript
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
@@ -64,6 +65,24 @@ def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
                 message += " The rendezvous numbers the nodes by itself." if numbered else ""
                 yield Hit(job.file.name, each.at, message, _FIX_INNER, "info" if numbered else None)
         yield from _heredocs(job)
+    for file, script in files.scripts():
+        yield from _wrapped(file, script)
+
+
+def _wrapped(file: File, script: ShellScript) -> Iterator[Hit]:
+    """`sbatch --wrap="... $SLURM_NODEID"`, which the shell that calls sbatch fills in."""
+    lines = Lines(file.text)
+    words = (word for each in script.commands if each.words[0].text == "sbatch" for word in each.words)
+    for word in words if not file.inside else ():
+        start = lines.offset(word.at)
+        typed = _WRAP.match(file.text, start)
+        found = _PER_TASK.search(typed[0]) if typed else None
+        if typed and found:
+            message = f"{found[0]} is filled in where sbatch is called, and empty: it stands in double quotes."
+            yield Hit(file.name, lines.position(start + found.start()), message, f"Write \\{found[0]}.")
+
+
+_WRAP = re.compile(r'--wrap(?:=|\s+)"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def _is_used(text: str, each: Assignment) -> bool:

@@ -46,7 +46,8 @@ def tasks_per_node(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
                     f"of the node: {tasks} times too many, which fight over GPUs and ports."
                 )
                 fix = (
-                    f"Use --ntasks-per-node=1 with {starter.spelled}, or srun with python and a task per GPU."
+                    f"Give {starter.spelled} one task a node: #SBATCH --ntasks-per-node=1, or srun "
+                    f"--ntasks={job.nodes or 'NODES'} --ntasks-per-node=1; or start python with a task per GPU."
                 )
                 yield Hit(job.file.name, srun.at, message, fix)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, pairwise
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import Arguments, is_told
@@ -14,7 +14,9 @@ from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.slurm.job import Job, jobs, steps
 
-_READ = re.compile(r"\$(?:(SLURM_\w+)|\{(SLURM_\w+)\})")
+_READ = re.compile(r"\$(?:(SLURM_\w+)|\{(SLURM_\w+)(?::?-)?\})")
+_SLOTS = re.compile(rf"\bslots={_READ.pattern}")
+"""A line of a hostfile, as a script writes it."""
 _SUM = re.compile(r"\w+=[\"']?\$\(\((.*?)\)\)")
 _IN_SUM = re.compile(r"\b(SLURM_\w+)\b(?!:?-)")
 _GPUS = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task")
@@ -34,17 +36,22 @@ _SET_BY = {
 def unset(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A variable of SLURM's that the job's options don't set: it is empty where a launcher wants a number."""
     for job in jobs(files):
-        for name, at in chain(_of_steps(job), _of_sums(job)):
+        for name, at in chain(_of_steps(job), _of_sums(job), _of_slots(job)):
             yield from _said(job, name, at)
 
 
 def _of_steps(job: Job) -> Iterator[tuple[str, Position]]:
-    """What the batch shell fills into the commands that start ranks."""
-    launched = {command.at for command in steps(job)}
-    words = (word for command in job.script.commands if command.at in launched for word in command.words)
-    for word in words:
-        if not word.late:
-            yield from ((found[1] or found[2], word.at) for found in _READ.finditer(word.text))
+    """What a shell fills into the commands that start ranks: the batch script's, or one that srun starts."""
+    launched = {command.at: command.launchers[0].options for command in steps(job)}
+    for command in job.script.commands:
+        options = launched.get(command.at)
+        for before, word in pairwise(command.words) if options is not None else ():
+            of_option = word.text.startswith("-") or before.text.startswith("-")
+            in_step = of_option and options is not None and not options.has(*_GPUS, "-G")
+            for found in _READ.finditer(word.text):
+                name = found[1] or found[2]
+                if not word.late or (name.startswith("SLURM_GPUS") and in_step):
+                    yield name, word.at
 
 
 def _of_sums(job: Job) -> Iterator[tuple[str, Position]]:
@@ -53,6 +60,13 @@ def _of_sums(job: Job) -> Iterator[tuple[str, Position]]:
     for each in job.script.assignments:
         if computed := _SUM.match(lines[each.at.line - 1], each.at.column - 1):
             yield from ((found[1], each.at) for found in _IN_SUM.finditer(computed[1]))
+
+
+def _of_slots(job: Job) -> Iterator[tuple[str, Position]]:
+    """What is written behind `slots=`: DeepSpeed's launcher refuses the line without a number."""
+    for number, line in enumerate(job.file.text.splitlines(), 1):
+        for found in _SLOTS.finditer(line) if not line.lstrip().startswith("#") else ():
+            yield found[1] or found[2], Position(number, found.start() + 1)
 
 
 def _said(job: Job, name: str, at: Position) -> Iterator[Hit]:
@@ -84,7 +98,8 @@ def export(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
         for command in steps(job):
             srun = command.launcher("srun")
             if srun and srun.options.complete and not srun.options.has("--export", *_CONTAINERS):
-                message = f"#SBATCH --export={given.value} holds for srun in the job too: {_LACKING}."
+                who = "sbatch" if given.given else "#SBATCH"
+                message = f"{who} --export={given.value} holds for srun in the job too: {_LACKING}."
                 fix = "Write `unset SLURM_EXPORT_ENV` in front of srun, or give srun --export=ALL."
                 yield Hit(job.file.name, srun.at, message, fix)
 

@@ -9,7 +9,9 @@ from difflib import get_close_matches
 from itertools import islice
 
 from dslaunch.files.fileset import FileSet
+from dslaunch.files.flags import launcher_options
 from dslaunch.files.position import Position
+from dslaunch.files.switches import SWITCHES
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
@@ -77,6 +79,8 @@ def stray(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         for number, words in read_lines(job):
             if len(words) == 1 and words[0].text in _COMPONENTS:
                 continue
+            if any(word.text == "{" for word in words):
+                continue  # -p { partition }: to be filled in
             for word, message in islice(_faults(words), _LOOKED_AT):
                 at = Position(number, word.column)
                 fix = "Put quotes around a value with a blank; write a comment behind #."
@@ -161,9 +165,30 @@ def srun_option(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                 yield Hit(file.name, flag.at, message, f"Write {near[0]}.")
 
 
+_LISTS = frozenset({"--container-mounts", "--export", "--exclude", "--gres", "--nodelist", "-w", "-x"})
+_MOUNT = re.compile(r"/[^:\s=]*:/[^\s=]*|[A-Za-z_]\w*=\S*")
+"""`/data:/data`, `NAME=value`: parts of an option's value, and no program."""
+
+
+@rule("slurm.split-value", severity="error", raised_by="srun", evidence="SLURM 22.05, run")
+def split_value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A blank within a list of srun's: what stands behind it is taken for the program."""
+    for file, script in files.scripts():
+        sruns = (command for command in script.commands if command.words[0].text == "srun")
+        for command in islice(sruns, _LOOKED_AT):
+            options, rest = launcher_options(command.words[1:], SWITCHES["srun"], joined=True)
+            last = options.flags[-1] if options.flags else None
+            if last is None or last.name not in _LISTS or not last.values or not rest or rest[0].text[:1] in "$`":
+                continue
+            if _MOUNT.fullmatch(rest[0].text) or last.values[-1].endswith(","):
+                program = rest[0].text
+                message = f"srun takes {program} for the program: {last.name} ends at the blank in front of it."
+                yield Hit(file.name, rest[0].at, message, "Write a comma between the values, and no blank.")
+
+
 _SLIP = 0.88
 
 
 def _is_gap(text: str) -> bool:
-    """A word of `<what the reader is to fill in>`."""
-    return "<" in text or ">" in text
+    """A word of `<what the reader is to fill in>`, or of `{ this }`."""
+    return "<" in text or ">" in text or "{" in text or "}" in text
