@@ -10,6 +10,7 @@ from dslaunch.rules.symptoms import matching
 _WRITTEN = re.compile(r"(\w+)\((['\"])(.*?)(?:\2\)|$)", re.DOTALL)
 _SAYS_NOTHING = (
     "AssertionError()", "ZeroDivisionError", "'NoneType' object has no attribute", "list index out of range",
+    "FileNotFoundError(2, 'No such file or directory')",
     "object is not subscriptable", "object is not callable", "indices must be integers",
 )  # fmt: skip
 """Texts that fit any mistake in any program."""

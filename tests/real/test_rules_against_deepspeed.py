@@ -22,6 +22,7 @@ from dslaunch.rules.checking import hits  # noqa: E402
 from dslaunch.rules.settings import Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
 from tests.real.agreeing import Judged, agree  # noqa: E402
+from tests.real.engine_draws import right  # noqa: E402
 from tests.real.explained import leads_to  # noqa: E402
 
 CASES = all_cases()
@@ -155,57 +156,58 @@ def test_every_key_with_every_value(verdict: Verdict) -> None:
     assert count > 8000
 
 
-SENSIBLE = {
-    "bool": st.booleans(), "int": st.integers(-1, 4), "float": st.sampled_from([0, 0.5, 1, 2]),
-    "str": st.sampled_from(["cpu", "fp16", "warn", "x"]), "section": st.builds(dict),
-    "plain_int": st.integers(-1, 4),
-}  # fmt: skip
 BATCHES = st.fixed_dictionaries({}, optional={
-    "train_batch_size": st.sampled_from([8, 16, 32, 12]),
-    "train_micro_batch_size_per_gpu": st.sampled_from([1, 2, 4, 3]),
-    "gradient_accumulation_steps": st.sampled_from([1, 2, 3]),
+    "train_batch_size": st.sampled_from([8, 16, 32, 12, 0, "16", 8.0]),
+    "train_micro_batch_size_per_gpu": st.sampled_from([1, 2, 4, 3, -1, None, True]),
+    "gradient_accumulation_steps": st.sampled_from([1, 2, 3, 0, 2.0]),
 })  # fmt: skip
 FREQUENT = [
     "", "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param", "fp16",
     "bf16",
 ]  # fmt: skip
 GENERATED = st.one_of(st.sampled_from(FREQUENT), st.sampled_from(sorted(table().sections)))
+WORLDS = st.sampled_from([WORLD, WORLD, WORLD, 1, 2, 6, 64])
 
 
-def value_of(key: Key) -> st.SearchStrategy[Any]:
-    if key.choices:
-        return st.sampled_from([*key.choices, "other"])
-    return SENSIBLE.get(key.type, st.sampled_from(["x", 1, None]))
+def value_of(dotted: str, key: Key) -> st.SearchStrategy[Any]:
+    """Mostly what the table takes, its bounds and what lies just beyond them."""
+    values = st.sampled_from([*right(dotted, key), *(["other"] if key.choices else [])] or [None])
+    probes = [each for each in PROBES if not UNMODELLED.get(dotted, lambda _: False)(each)]
+    return st.integers(0, 9).flatmap(lambda odd: values if odd else st.sampled_from(probes))
 
 
 @st.composite
-def configurations(draw: st.DrawFn) -> dict[str, Any]:
-    """Some keys in some sections, right and wrong, that may contradict each other."""
+def configurations(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+    """Some keys in some sections, right and wrong, that may contradict each other, and a number of ranks."""
     single = st.just({"train_micro_batch_size_per_gpu": 1})
     config: dict[str, Any] = dict(draw(st.one_of(single, single, single, BATCHES)))
     for path in draw(st.lists(GENERATED, max_size=4, unique=True)):
-        section = config
+        section: Any = config
         for part in filter(None, path.split(".")):
-            section = section.setdefault(part, {})
-        for name in draw(st.lists(st.sampled_from(keys_of(table().sections[path])), max_size=5, unique=True)):
+            section = section.setdefault(part, {}) if isinstance(section, dict) else None
+        names = st.lists(st.sampled_from(keys_of(table().sections[path])), max_size=5, unique=True)
+        for name in draw(names) if isinstance(section, dict) else ():
             if isinstance(section.get(name), dict):
                 continue
-            section[name] = draw(value_of(table().sections[path].keys[name]))
-    return config
+            key = table().sections[path].keys[name]
+            section[name] = draw(value_of(f"{path}.{name}" if path else name, key))
+    if draw(st.integers(0, 29)) == 0:
+        config[draw(st.sampled_from(["zero_optimizaton", "stage", "amp", "elasticity", "train_batch_sizes"]))] = 1
+    return config, draw(WORLDS)
 
 
 def keys_of(section: Section) -> list[str]:
     """The keys to draw from: no removed ones, which would refuse most files for one reason."""
     removed = {name for name, key in section.keys.items() if key.removed}
-    unmodelled = {dotted.removeprefix(f"{section.path}.") for dotted in UNMODELLED}
-    return sorted(set(section.keys) - removed - unmodelled)
+    return sorted(set(section.keys) - removed - {"sequence_parallel_size", "vocabulary_size"})
 
 
 def test_generated_configurations_are_judged_as_deepspeed_judges_them(verdict: Verdict) -> None:
-    def judged(config: dict[str, Any]) -> Judged:
-        text = json.dumps(config)
-        raised = verdict(text, WORLD)
-        return None if raised is None else repr(raised), refused(text, OWN_LOOP)
+    def judged(drawn: tuple[dict[str, Any], int]) -> Judged:
+        text, world = json.dumps(drawn[0]), drawn[1]
+        raised = verdict(text, world)
+        ours = refused(text, Settings(world_size=world, huggingface=False))
+        return None if raised is None else repr(raised), ours
 
     agree(configurations(), judged, examples=5000, first_seed=1, share=4)
 

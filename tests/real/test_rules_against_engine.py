@@ -16,11 +16,12 @@ from tests.real.parts import need
 need("torch", "deepspeed")
 
 from dslaunch.engines.deepspeed_keys import table  # noqa: E402
-from dslaunch.files.fileset import read_fileset  # noqa: E402
+from dslaunch.files.fileset import FileSet, read_fileset  # noqa: E402
 from dslaunch.rules.checking import hits  # noqa: E402
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings  # noqa: E402
 from tests.cases.load import Case, all_cases  # noqa: E402
 from tests.real.agreeing import Judged, agree  # noqa: E402
+from tests.real.engine_draws import Asked, runs  # noqa: E402
 from tests.real.engine_worker import WORLD  # noqa: E402
 from tests.real.explained import leads_to  # noqa: E402
 
@@ -37,13 +38,13 @@ class Engine:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
 
-    def raises(self, config: dict[str, Any], stages: int) -> str | None:
+    def raises(self, asked: Asked) -> str | None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"config": config, "stages": stages}) + "\n")
+        self._process.stdin.write(json.dumps(asked.line()) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        assert answer, f"the process ended at {config}"
+        assert answer, f"the process ended at {asked}"
         raised: str | None = json.loads(answer)
         return raised
 
@@ -62,12 +63,22 @@ def engine() -> Iterator[Engine]:
 
 def refused(config: dict[str, Any], options: Settings) -> list[str]:
     """Rules that say that DeepSpeed refuses this, when it reads it, builds the engine, or takes a step."""
-    found = hits(None, read_fileset({"ds_config.json": json.dumps(config)}), options)
+    return errors(read_fileset({"ds_config.json": json.dumps(config)}), options)
+
+
+def errors(files: FileSet, options: Settings) -> list[str]:
     return [
         rule.id
-        for rule, hit in found
+        for rule, hit in hits(None, files, options)
         if (hit.severity or rule.severity) == "error" and (hit.raised_by or rule.raised_by) in _JUDGES
     ]
+
+
+def refused_run(asked: Asked) -> list[str]:
+    """The same of a configuration beside the script that runs it."""
+    files = read_fileset({"ds_config.json": json.dumps(asked.config), "train.py": asked.script()})
+    options = Settings(world_size=asked.world, pp=asked.stages, huggingface=False)
+    return errors(files, options)
 
 
 def runnable(config: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +109,7 @@ def test_cases_are_judged_as_the_engine_judges_them(engine: Engine) -> None:
     wrong = []
     cases = judged_cases()
     for case, config in cases:
-        raised = engine.raises(config, case.settings.pp or 1)
+        raised = engine.raises(Asked(config, case.settings.pp or 1))
         ours = refused(config, case.settings)
         if bool(ours) != (raised is not None):
             wrong.append(f"{case.rule} {case.name}: DeepSpeed {raised}, dslaunch {ours}")
@@ -138,7 +149,7 @@ def test_values_in_place_of_sections_are_judged_as_the_engine_judges_them(
 ) -> None:
     wrong, count = [], 0
     for count, config in enumerate(in_place(values), 1):  # noqa: B007
-        raised, ours = engine.raises(config, 1), refused(config, Settings(world_size=WORLD, huggingface=False))
+        raised, ours = engine.raises(Asked(config)), refused(config, Settings(world_size=WORLD, huggingface=False))
         if bool(ours) != (raised is not None):
             wrong.append(f"{config}: DeepSpeed {raised}, dslaunch {ours}")
     print(f"{count} values in place of sections, {len(wrong)} disagreements")
@@ -236,19 +247,17 @@ SECTIONS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def configurations(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
-    """A configuration of some sections, right and wrong together, and the stages of its pipeline."""
+def mixtures(draw: st.DrawFn) -> Asked:
+    """A configuration of some sections that interact, right and wrong together, in a pipeline or not."""
     names = draw(st.lists(st.sampled_from(sorted(SECTIONS)), max_size=5, unique=True))
     if draw(st.integers(0, 3)):
         names = sorted({*names, "zero_optimization"})
     config = {"train_micro_batch_size_per_gpu": 1, **{name: draw(SECTIONS[name]) for name in names}}
-    return runnable(config), draw(st.sampled_from([1, 1, 1, 1, 1, 2, 3]))
+    return Asked(runnable(config), draw(st.sampled_from([1, 1, 1, 1, 1, 2, 3])))
 
 
 def test_generated_configurations_are_judged_as_the_engine_judges_them(engine: Engine) -> None:
-    def judged(drawn: tuple[dict[str, Any], int]) -> Judged:
-        config, stages = drawn
-        ours = refused(config, Settings(world_size=WORLD, pp=stages, huggingface=False))
-        return engine.raises(config, stages), ours
+    def judged(asked: Asked) -> Judged:
+        return engine.raises(asked), refused_run(asked)
 
-    agree(configurations(), judged, examples=300, first_seed=7, share=6)
+    agree(st.one_of(runs(), runs(), mixtures()), judged, examples=300, first_seed=7, share=6)

@@ -63,11 +63,15 @@ def divisible(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
 def missing(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """Neither train_batch_size nor train_micro_batch_size_per_gpu is given."""
     for file in files.of("deepspeed_json"):
-        if _is_elastic(file, settings):
+        if _is_elastic(file, settings) or "template" in file.name.rpartition("/")[2].lower():
             continue
         if isinstance(file.value, dict) and file.get(TRAIN) is None and file.get(MICRO) is None:
             path = (STEPS,) if STEPS in file.value else ()
             message = f"neither {TRAIN} nor {MICRO} is given; DeepSpeed asserts that one of them is."
+            if any(_LIGHTNING in each.text for each in files.of("python")):
+                message = f"neither {TRAIN} nor {MICRO} is given: Lightning's DeepSpeedStrategy fills {MICRO} in."
+                yield hit(file, path, message, f"Give {MICRO} for any other program.", severity="info")
+                continue
             yield hit(file, path, message, f"Give {MICRO}, and {STEPS} if it isn't 1.")
 
 
@@ -84,6 +88,8 @@ def derived(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[H
             yield hit(file, (TRAIN,), message, f"Give {MICRO} too, if a pass is to hold fewer.")
 
 
+_LIGHTNING = "DeepSpeedStrategy("
+"""Lightning-AI/pytorch-lightning:src/lightning/pytorch/strategies/deepspeed.py 2.5."""
 _MANY = 16
 """Samples in one pass that are rarely meant where nothing says so."""
 _ASSERTION = "DeepSpeed asserts equality at start-up."

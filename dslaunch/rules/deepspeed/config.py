@@ -14,6 +14,7 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.coercion import number
 from dslaunch.rules.deepspeed.zero import on, stage
 from dslaunch.rules.registry import Check, Edit, Hit, RaisedBy, Severity, hit, rule
+from dslaunch.rules.scripts.tree import is_none, scripts
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.topology import component, replicas
 
@@ -33,6 +34,16 @@ class Config:
     file: File
     plan: Plan | None
     settings: Settings
+    files: FileSet | None = None
+    """What stands beside it, where it is the only such file."""
+
+    def hands(self, name: str, place: int) -> bool:
+        """Whether a script beside it hands deepspeed.initialize this argument."""
+        if self.files is None:
+            return False
+        calls = (call for script in scripts(self.files) for call in script.deepspeed)
+        given = (call.argument(name, place) for call in calls)
+        return any(each is not None and not is_none(each) for each in given)
 
     def get(self, key: str) -> Any:
         """The value as it stands, or None."""
@@ -143,9 +154,10 @@ ConfigCheck = Callable[[Config], Iterator[Hit]]
 
 def configs(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Config]:
     """Each DeepSpeed JSON that holds an object."""
-    for file in files.of("deepspeed_json"):
+    found = files.of("deepspeed_json")
+    for file in found:
         if isinstance(file.value, dict):
-            yield Config(file, plan, settings)
+            yield Config(file, plan, settings, files if len(found) == 1 else None)
 
 
 def one_config(plan: Plan | None, files: FileSet, settings: Settings) -> Config | None:

@@ -124,9 +124,9 @@ def wrong_type(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
         severity, raised_by, effect = effect_of_type(entry, key)
         if key.pipeline and not _has_pipeline(file, plan, files, settings):
             severity, raised_by, effect = "info", "nobody", "raises in a pipeline, which alone reads it"
-        if entry.path == ("steps_per_print",) and settings.huggingface:
+        if entry.path == ("steps_per_print",) and (settings.huggingface or _by_accelerate(file)):
             severity, raised_by, effect = "info", "nobody", "accelerate puts a number of its own in its place"
-        if entry.path == ("gradient_predivide_factor",) and not reads_factor(Config(file, plan, settings)):
+        if _is_unread(Config(file, plan, settings), entry):
             severity, raised_by, effect = "wrong", "nobody", "doesn't look at it here"
         yield hit(
             file, entry.path, f"{message}, and {effect}.", f"Write {expected(key)}.",
@@ -140,7 +140,7 @@ def wrong_type(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
     raised_by="DeepSpeedConfig",
     evidence=f"deepspeedai/DeepSpeed:{_CONFIG} and the models of each section, 0.19.8, run",
 )
-def out_of_range(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+def out_of_range(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A value outside its range, or none of the choices."""
     version = release(settings.deepspeed_version)
     for file, entry in _entries(files):
@@ -151,8 +151,10 @@ def out_of_range(_plan: Plan | None, files: FileSet, settings: Settings) -> Iter
             continue
         message = f"'{dotted(entry.path)}' is {shown(entry.value)}; allowed is {allowed(key)}"
         severity, raised_by, effect = effect_of_range(entry, key)
-        if entry.path == ("steps_per_print",) and settings.huggingface:
+        if entry.path == ("steps_per_print",) and (settings.huggingface or _by_accelerate(file)):
             severity, raised_by, effect = "info", "nobody", "accelerate puts a number of its own in its place"
+        if _is_unread(Config(file, plan, settings), entry):
+            severity, raised_by, effect = "wrong", "nobody", "DeepSpeed doesn't look at it here"
         yield hit(
             file, entry.path, f"{message}; {effect}.", f"Write {allowed(key)}.",
             severity=severity, raised_by=raised_by,
@@ -215,6 +217,19 @@ def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         elif twin is not None:
             message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
             yield hit(file, entry.path, message, f"Keep '{twin}' alone.")
+
+
+def _by_accelerate(file: File) -> bool:
+    """Whether only accelerate can read the file: `auto` in the place of a batch."""
+    return any(file.get(each) == "auto" for each in ("train_batch_size", "train_micro_batch_size_per_gpu"))
+
+
+def _is_unread(config: Config, entry: Entry) -> bool:
+    """Whether other settings of the file keep DeepSpeed from reading this one."""
+    if entry.path == ("gradient_predivide_factor",):
+        return not reads_factor(config)
+    half = config.precision != "fp32" or config.precision_open
+    return entry.path == ("data_types", "buffer_dtype") and not half
 
 
 def _has_pipeline(file: File, plan: Plan | None, files: FileSet, settings: Settings) -> bool:

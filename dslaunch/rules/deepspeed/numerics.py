@@ -56,9 +56,12 @@ def accumulation(config: Config) -> Iterator[Hit]:
     if wanted is not None and not (isinstance(wanted, str) and wanted in _NAMES):
         return
     other = wanted is not None and _NAMES[wanted] != config.precision and not config.precision_open
-    if config.stage == 0 and other and config.optimizer:
+    if config.stage == 0 and other and (config.optimizer or config.hands("optimizer", 2)):
         message = f"grad_accum_dtype {wanted} with {config.precision} at ZeRO stage 0: NotImplementedError."
         yield config.hit(key, message, "Use ZeRO stage 1, 2 or 3, or leave grad_accum_dtype out.")
+    if config.stage == 1 and other and _NAMES.get(str(wanted)) == "int8":
+        message = f"grad_accum_dtype {wanted} at ZeRO stage 1: gradients can't be added in it, RuntimeError."
+        yield config.hit(key, message, "Write fp32, or leave it out.")
     steps = config.number("gradient_accumulation_steps")
     if wanted is None and config.bf16 and steps is not None and steps >= _MANY_STEPS:
         message = f"{steps:g} accumulation steps are added in bf16, which has 8 bits of precision."
@@ -119,13 +122,15 @@ def reduce_dtype(config: Config) -> Iterator[Hit]:
 )  # fmt: skip
 def autocast(config: Config) -> Iterator[Hit]:
     """torch_autocast without a type, beside bf16 or fp16, or with modules that can't be found."""
-    if config.get("torch_autocast.enabled") is not True:
+    if not config.get("torch_autocast.enabled"):
         return
     modules = config.get("torch_autocast.lower_precision_safe_modules")
     for name in modules if isinstance(modules, list) else ():
         if isinstance(name, str) and "." not in name:
             key = "torch_autocast.lower_precision_safe_modules"
             yield config.hit(key, f"{name!r} names no package: ValueError.", "Write it as torch.nn.Linear.")
+    if _NAMES.get(str(config.get("torch_autocast.dtype"))) == "int8":
+        yield _whole(config)
     if not config.has("torch_autocast.dtype"):
         message = "torch_autocast without dtype: torch's own default for the device is taken."
         yield config.hit(
@@ -136,6 +141,31 @@ def autocast(config: Config) -> Iterator[Hit]:
         yield config.hit(
             "torch_autocast.enabled", message, "Choose one.", severity="info", raised_by="nobody"
         )
+
+
+def _whole(config: Config) -> Hit:
+    """int8, which autocast has no operators for."""
+    fix = "Write bf16."
+    if config.stage == 3:
+        message = "torch_autocast in int8 at ZeRO stage 3: gradients can't be reduced in it, RuntimeError."
+        return config.hit("torch_autocast.dtype", message, fix)
+    message = "torch_autocast in int8: torch warns that it can't, and casts nothing."
+    return config.hit("torch_autocast.dtype", message, fix, severity="wrong", raised_by="nobody")
+
+
+@config_rule(
+    "precision.auto-cast", severity="wrong",
+    evidence="deepspeed/runtime/engine.py _forward_prologue, _cast_inputs_half 0.19.8, run",
+)  # fmt: skip
+def auto_cast(config: Config) -> Iterator[Hit]:
+    """fp16.auto_cast without fp16: inputs are cast to float16, and the weights aren't."""
+    half = config.fp16 or config.precision_open or config.get("torch_autocast.enabled")
+    if config.on("fp16.auto_cast") and not half:
+        message = (
+            f"auto_cast without fp16 turns floating inputs into float16, and the weights are {config.precision}: "
+            "the first layer that gets them raises RuntimeError, and token ids alone pass."
+        )
+        yield config.hit("fp16.auto_cast", message, "Delete it, or enable fp16.")
 
 
 @config_rule(

@@ -41,6 +41,18 @@ def package(config: Config) -> Iterator[Hit]:
 
 
 @config_rule(
+    "monitor.folder", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeed/monitor/csv_monitor.py setup_log_dir 0.19.8, run",
+)  # fmt: skip
+def folder(config: Config) -> Iterator[Hit]:
+    """A CSV monitor whose folder has no name: neither output_path nor job_name."""
+    unnamed = config.get("csv_monitor.job_name") == "" and not config.get("csv_monitor.output_path")
+    if config.on("csv_monitor.enabled") and unnamed:
+        message = "neither job_name nor output_path names a folder: FileNotFoundError on rank 0, the rest wait."
+        yield config.hit("csv_monitor.job_name", message, "Give output_path, or delete job_name.")
+
+
+@config_rule(
     "autotuning.paths", severity="error", raised_by="DeepSpeedConfig",
     evidence="deepspeed/autotuning/config.py DeepSpeedAutotuningConfig 0.19.8, run",
 )  # fmt: skip

@@ -94,9 +94,14 @@ def zenflow_offload(config: Config) -> Iterator[Hit]:
     if config.stage in (1, 2) and _zenflow(config) and config.offload("optimizer") == "none":
         message = "zenflow without offload_optimizer to the CPU: DeepSpeed raises ValueError."
         yield config.hit(f"{ZERO}.zenflow", message, 'Write "offload_optimizer": {"device": "cpu"}.')
-    elif config.stage == 0 and _zenflow(config) and config.number(f"{ZERO}.zenflow.update_interval"):
+    elif _steps_alone(config):
         message = "zenflow at ZeRO stage 0: a step raises AttributeError, as the optimizer isn't ZeRO's."
         yield config.hit(f"{ZERO}.zenflow", message, "Write stage 1, 2 or 3, with optimizer states on the CPU.")
+
+
+def _steps_alone(config: Config) -> bool:
+    """Whether ZenFlow's own step meets an optimizer that isn't ZeRO's: a pipeline steps by itself."""
+    return config.stage == 0 and config.stages == 1 and _zenflow(config)
 
 
 @config_rule(
@@ -136,12 +141,28 @@ def zenflow_overlap(config: Config) -> Iterator[Hit]:
         yield config.hit(f"{ZERO}.zenflow.offload", message, 'Write "overlap_comm": true.')
 
 
-@config_rule("zenflow.steps", severity="wrong", since="0.17.5", evidence=_FLOW)
+@config_rule("zenflow.steps", severity="wrong", since="0.17.5", evidence=f"{_FLOW}; runtime/pipe/engine.py")
 def zenflow_steps(config: Config) -> Iterator[Hit]:
-    """gradient_accumulation_steps beside ZenFlow, which overwrites it."""
+    """gradient_accumulation_steps beside ZenFlow, which overwrites it; a pipeline asserts that it stays."""
+    if not _zenflow(config):
+        return
     steps = config.number("gradient_accumulation_steps")
-    update = config.number(f"{ZERO}.zenflow.update_interval")
-    if _zenflow(config) and steps is not None and steps != 1 and steps != update:
+    update = config.number(f"{ZERO}.zenflow.update_interval") or 0
+    in_pipeline = config.stages > 1 and config.stage in (0, 1)
+    if in_pipeline and steps is None and not config.has("train_batch_size"):
+        steps = 1
+    if steps is None or steps == update:
+        return
+    if in_pipeline:
+        message = (
+            f"zenflow overwrites gradient_accumulation_steps {steps:g} with {update:g}, its update_interval "
+            "(0 for auto), and the pipeline asserts that the batch is still the product."
+        )
+        yield config.hit(
+            f"{ZERO}.zenflow", message, f'Write "update_interval": {steps:g}, or go without zenflow.',
+            severity="error", raised_by="deepspeed.initialize",
+        )  # fmt: skip
+    elif steps != 1:
         message = f"zenflow overwrites gradient_accumulation_steps {steps:g} with its update_interval."
         yield config.hit("gradient_accumulation_steps", message, "Write 1, and set update_interval.")
 

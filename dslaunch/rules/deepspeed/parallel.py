@@ -136,36 +136,6 @@ def _no_axis(config: Config) -> Iterator[Hit]:
 
 
 _EP = "expert_parallel"
-_CHOICES = {
-    "preset_model": ("mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3", "minimax_m3"),
-    "score_apply": ("auto", "pre", "post"),
-    "combine_impl": ("auto", "weighted_sum", "fused_weighted_sum", "legacy_bmm"),
-    "row_weighting_impl": ("auto", "eager", "fused"),
-    "gate_up_impl": ("separate", "fused"),
-    "comm_backend": ("comm", "deepep"),
-    "score_func": ("auto", "softmax", "sigmoid"),
-}
-
-
-@config_rule(
-    "experts.values", severity="error", raised_by="deepspeed.initialize", since="0.19.2", evidence=_FOLD
-)
-def expert_values(config: Config) -> Iterator[Hit]:
-    """Values of expert_parallel that DeepSpeed refuses once it is enabled."""
-    if config.get(f"{_EP}.enabled") is not True:
-        return
-    for name, choices in _CHOICES.items():
-        value = config.get(f"{_EP}.{name}")
-        if value is not None and value not in choices:
-            message = f"{name} is {value!r}: DeepSpeed raises ValueError."
-            yield config.hit(f"{_EP}.{name}", message, f"Use {listed(choices)}.")
-    ours, other = config.get(f"{_EP}.preset_model"), config.get("tensor_parallel.preset_model")
-    if ours in _CHOICES["preset_model"] and other is not None and other != ours:
-        message = f"preset_model {ours} here and {other} in tensor_parallel: DeepSpeed raises ValueError."
-        yield config.hit(f"{_EP}.preset_model", message, "Write the same in both.")
-    if config.get(f"{_EP}.comm_backend") == "deepep" and not config.get(f"{_EP}.comm_max_tokens_per_rank"):
-        message = "comm_backend deepep without comm_max_tokens_per_rank: DeepSpeed raises ValueError."
-        yield config.hit(f"{_EP}.comm_backend", message, "Give the most tokens that one rank routes.")
 
 
 @config_rule(

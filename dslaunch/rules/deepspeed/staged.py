@@ -73,6 +73,22 @@ def timers(config: Config) -> Iterator[Hit]:
             )
 
 
+@config_rule(
+    "pipeline.autocast", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeed/runtime/engine.py _take_model_step, runtime/pipe/engine.py _exec_backward_pass "
+    "0.19.8, run",
+)  # fmt: skip
+def autocast(config: Config) -> Iterator[Hit]:
+    """torch_autocast in float16 under a pipeline, whose earlier stages never scale a loss."""
+    half = config.get("torch_autocast.dtype") in ("fp16", "float16", "half", "torch.float16")
+    if config.stages > 1 and config.get("torch_autocast.enabled") and half:
+        message = (
+            "torch_autocast in fp16 keeps a GradScaler on each stage, and only the last one has a loss to scale: "
+            "the others assert in the first step."
+        )
+        yield config.hit("torch_autocast.dtype", message, "Write bf16, or use the fp16 section instead.")
+
+
 @config_rule("activation.contiguous", severity="error", evidence=_CHECKPOINTING)
 def contiguous(config: Config) -> Iterator[Hit]:
     """Contiguous checkpoints without what they need."""

@@ -30,13 +30,18 @@ class Argument:
     null: bool = False
     """Whether null is; in a pair, for each of its items."""
     choices: tuple[str | int, ...] = ()
+    point: bool = False
+    """Whether a whole number is refused in a pair; DeepSpeed's reader of JSON makes one of 0.0 too."""
 
     def takes(self, value: Any) -> bool:
         """Whether `value`, as JSON has it, is taken; `auto` stands for one that is."""
         if self.kind == "any" or value == "auto":
             return True
         if self.kind == "pair":
-            return isinstance(value, list) and len(value) == 2 and all(self._takes_one(each) for each in value)
+            if not (isinstance(value, list) and len(value) == 2):
+                return False
+            whole = self.point and any(isinstance(each, int) for each in value)
+            return not whole and all(self._takes_one(each) for each in value)
         if self.kind == "rate" and isinstance(value, list):
             return bool(value) and all(self._takes_one(each) for each in value)
         if self.kind == "items":
@@ -72,6 +77,7 @@ class Argument:
         ]  # fmt: skip
         limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
         kind = f"{_WORDS[self.kind]} {limits}".rstrip() + ("" if self.zero else " other than 0")
+        kind += " (no 0: DeepSpeed hands 0.0 on as a whole number)" if self.point else ""
         return f"{kind} or null" if self.null and self.kind not in ("nothing", "switch") else kind
 
 
@@ -88,6 +94,7 @@ _DIVISOR = Argument("number", zero=False)
 _FUNCTION = Argument("nothing", null=True)
 _BETAS = Argument("pair", least=0, below=1)
 _ADAM = {"lr": _POSITIVE, "betas": _BETAS, "eps": _POSITIVE, "weight_decay": _POSITIVE}
+_OF_ADAM = {**_ADAM, "betas": Argument("pair", least=0, below=1, point=True)}
 _LOOP = dict.fromkeys(("foreach", "maximize", "differentiable"), _ANY)
 _CAPTURED = {**_LOOP, "capturable": _ANY}
 
@@ -104,8 +111,8 @@ OPTIMIZERS: Mapping[str, Mapping[str, Argument]] = {
         "lr": _POSITIVE, "lr_decay": _POSITIVE, "weight_decay": _POSITIVE, "initial_accumulator_value": _POSITIVE,
         "eps": _POSITIVE, **_LOOP, "fused": _ANY,
     },
-    "Adam": {**_ADAM, "amsgrad": _ANY, **_CAPTURED, "fused": _ANY, "decoupled_weight_decay": _ANY},
-    "AdamW": {**_ADAM, "amsgrad": _ANY, **_CAPTURED, "fused": _ANY},
+    "Adam": {**_OF_ADAM, "amsgrad": _ANY, **_CAPTURED, "fused": _ANY, "decoupled_weight_decay": _ANY},
+    "AdamW": {**_OF_ADAM, "amsgrad": _ANY, **_CAPTURED, "fused": _ANY},
     "Adamax": {**_ADAM, **_CAPTURED},
     "NAdam": {**_ADAM, "momentum_decay": _POSITIVE, "decoupled_weight_decay": _ANY, **_CAPTURED},
     "RAdam": {**_ADAM, "decoupled_weight_decay": _ANY, **_CAPTURED},

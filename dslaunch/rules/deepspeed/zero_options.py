@@ -25,7 +25,8 @@ _IDLE = (False, None, "none", "auto", "false", 0, 1)
 @config_rule("zero.bucket-odd", severity="error", raised_by="deepspeed.initialize", evidence=_ONE_TWO)
 def bucket_odd(config: Config) -> Iterator[Hit]:
     """An allgather_bucket_size that is odd, at stage 1 or 2."""
-    size = config.number(f"{ZERO}.allgather_bucket_size")
+    key = f"{ZERO}.allgather_bucket_size"
+    size = 1.0 if config.get(key) is True else config.number(key)
     if config.stage in (1, 2) and size is not None and size > 0 and size % 2 == 1:
         message = f"allgather_bucket_size {size:.0f} is odd; DeepSpeed asserts a multiple of 2."
         yield config.hit(f"{ZERO}.allgather_bucket_size", message, f"Write {size + 1:.0f}.")
@@ -44,7 +45,7 @@ def reduce_scatter(config: Config) -> Iterator[Hit]:
         return
     fix = "Leave it out, or write reduce_scatter false."
     why = f"at ZeRO stage {config.stage} with reduce_scatter (true unless given): DeepSpeed asserts."
-    if config.get("prescale_gradients") is True:
+    if config.get("prescale_gradients"):
         yield config.hit("prescale_gradients", f"prescale_gradients {why}", fix)
     factor = _factor(config)
     if factor is not None and factor != 1:
