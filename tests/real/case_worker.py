@@ -73,6 +73,7 @@ class _Quantizer:
 def _run(files: dict[str, str]) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        sys.path.insert(0, folder)
         for name, text in files.items():
             Path(name).write_text(text, encoding="utf-8")
         try:
@@ -85,6 +86,10 @@ def _run(files: dict[str, str]) -> str | None:
             return repr(error)[:300]
         finally:
             _forget()
+            sys.path.remove(folder)
+            for name in {Path(each).stem for each in files}:
+                if str(getattr(sys.modules.get(name), "__file__", "")).startswith(folder):
+                    del sys.modules[name]
             os.chdir("/")
     return None
 

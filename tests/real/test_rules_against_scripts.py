@@ -26,7 +26,9 @@ from tests.real.explained import leads_to  # noqa: E402
 
 RAISED = (
     "accelerate.optimizer", "autotp.model", "autotp.model-init", "experts.model", "moe.experts", "moe.groups",
-    "moe.options", "moe.zero3", "script.no-optimizer",
+    "moe.options", "moe.zero3", "script.no-optimizer", "script.untested-optimizer",
+    "script.client-state", "script.inner-type", "script.input-type", "script.pipeline-layer",
+    "script.zero-init-copies",
     "optimizer.muon-dense", "optimizer.muon-heads", "optimizer.muon-parameters", "script.no-sync",
     "pipeline.dualpipev", "script.pipeline-module", "script.pipeline-mpu",
     "script.fsdp2-load", "script.sharded-weights", "script.weights-only",

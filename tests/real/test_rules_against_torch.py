@@ -29,7 +29,7 @@ from tests.real.parts import need
 
 VALUES: list[Any] = [
     None, 0, 1, 2, -1, 0.0, 0.5, 1.0, 1.5, -0.5, "x", "", [], ["a"], [1], [0.1], [0.1, 0.2], [0.9, 0.99],
-    [1.0, 0.9], [0.5, 1.2], [0.1, 0.2, 0.3], {}, {"a": 1}, "cos", "triangular", "min", "rel",
+    [1.0, 0.9], [0.5, 1.2], [0.1, 0.2, 0.3], {}, {"a": 1}, "cos", "triangular", "min", "rel", [0, 0.9], [0.0, 0.9],
 ]  # fmt: skip
 NEEDED: dict[str, dict[str, Any]] = {
     "CosineAnnealingLR": {"T_max": 10}, "CosineAnnealingWarmRestarts": {"T_0": 10},

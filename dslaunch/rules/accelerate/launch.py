@@ -60,12 +60,21 @@ _LOOKED_AT = 200
 
 def started(files: FileSet) -> Iterator[Started]:
     """Every `accelerate launch` among the files."""
-    configs = {file.name.rpartition("/")[2]: file for file in files.of("accelerate")}
+    every = files.of("accelerate")
+    configs = {file.name.rpartition("/")[2]: file for file in every if not file.inside}
     for file, command in files.launches():
         launcher = command.launcher("accelerate")
         if launcher is not None and not launcher.options.has("-h", "--help"):
             named = launcher.options.value("--config_file", "--config-file") or ""
-            yield Started(file, command, launcher, configs.get(named.rpartition("/")[2]))
+            base = named.rpartition("/")[2]
+            held = next((each for each in every if each.inside and _writes(file, each, base)), None)
+            yield Started(file, command, launcher, configs.get(base) or held)
+
+
+def _writes(file: File, config: File, name: str) -> bool:
+    """Whether a script writes this configuration under the name, by the line above it."""
+    above = file.text.splitlines()[max(0, config.at().line - 2)] if config.name == file.name else ""
+    return bool(name) and "<<" in above and (name in above or "$" in above)
 
 
 def _whole(text: str | None) -> int | None:

@@ -38,7 +38,8 @@ def total(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         elif count in _NODE:
             message = f"--num_processes {count} is the total of {machines} machines: {count // machines} on each."
             found = start.hit(flag, message, f"Write {count * machines} where each has {count} GPUs.")
-            yield Hit(found.name, found.at, found.message, found.fix, "info")
+            listed = (start.value("gpu_ids") or "").count(",") + 1
+            yield Hit(found.name, found.at, found.message, found.fix, None if listed == count else "info")
 
 
 @rule("accelerate.machine-rank", severity="hang", raised_by="nobody", evidence=_SOURCE)
@@ -62,6 +63,34 @@ def machine_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
             rank = start.config.get("machine_rank")
             message = f"{start.config.name} says machine_rank {rank} to all {machines} machines: they never meet."
             yield start.hit(None, message, fix)
+
+
+@rule("accelerate.hosts", severity="wrong", raised_by="nobody", evidence=_SOURCE)
+def hosts(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Under DeepSpeed on each machine, and each trains alone: its launcher wants one start, and a hostfile."""
+    for start in started(files):
+        machines, rank = start.number("num_machines"), start.flag("machine_rank")
+        launcher = start.flag(_LAUNCHER) or _held(start, "deepspeed_config", _LAUNCHER)
+        listed = start.flag("deepspeed_hostfile") or _held(start, "deepspeed_config", "deepspeed_hostfile")
+        by_file = str(_held(start, "distributed_type")).upper() == "DEEPSPEED"
+        deepspeed = by_file or start.flag("use_deepspeed") is not None
+        named = start.launcher.options.has("--config_file", "--config-file") and start.config is None
+        told = start.launcher.options.complete and not named
+        if machines and machines > 1 and rank is not None and deepspeed and not launcher and not listed and told:
+            message = (
+                "DeepSpeed's launcher (pdsh, the default) reads no --machine_rank, and there is no hostfile: each "
+                f"of the {machines} machines trains by itself."
+            )
+            fix = "Add --deepspeed_multinode_launcher standard; or start it once, with --deepspeed_hostfile."
+            yield start.hit(rank, message, fix)
+
+
+_LAUNCHER = "deepspeed_multinode_launcher"
+
+
+def _held(start: Started, *path: str) -> object:
+    """What the configuration file says."""
+    return start.config.get(*path) if start.config else None
 
 
 def _static(start: Started) -> bool:

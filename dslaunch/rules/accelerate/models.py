@@ -38,7 +38,7 @@ def models(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[H
         for call in script.methods("prepare"):
             if call.owner not in script.accelerators or call.unpacks or list(guards(call)):
                 continue
-            ours = [name for each in call.node.args if (name := _model(script, each))]
+            ours = [name for each in call.node.args if (name := model_named(script, each))]
             seen += [name for name in ours if name not in seen]
             frozen = [name for name in ours if _is_frozen(script, name, call)]
             if engine and len(seen) > 1:
@@ -58,7 +58,7 @@ def models(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[H
                 yield script.hit(call, message, f"Don't prepare it: {frozen[0]}.to({call.owner}.device).")
 
 
-def _model(script: Script, node: ast.expr) -> str:
+def model_named(script: Script, node: ast.expr) -> str:
     """The name of a model: one with parameters, or that is loaded as a model; empty for anything else."""
     if not isinstance(node, ast.Name):
         return ""

@@ -18,7 +18,8 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.values import shown
 from dslaunch.rules.huggingface.trainer import TRAINERS_OWN, Argument, arguments
 from dslaunch.rules.registry import Edit, Hit, Severity, rule
-from dslaunch.rules.scripts.tree import scripts
+from dslaunch.rules.scripts.bindings import possible
+from dslaunch.rules.scripts.tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _CODE = "huggingface/transformers:src/transformers"
@@ -71,15 +72,37 @@ def _of_calls(files: FileSet) -> Iterator[Hit]:
             elsewhere = call.name.partition(".")[0] not in ("transformers", call.method)
             if call.method not in _CLASSES or call.method in own or elsewhere:
                 continue
-            for keyword in call.node.keywords:
-                if keyword.arg and keyword.arg not in known:
+            for keyword in (*call.node.keywords, *_unpacked(script, call)):
+                if call.method == _CLASSES[0] and keyword.arg in _SEQ2SEQ:
+                    at = script.python.at(keyword.value)
+                    message = f"{call.method} has no argument {keyword.arg}: TypeError; {_CLASSES[1]} has it."
+                    yield Hit(script.path, at, message, f"Use {_CLASSES[1]}.")
+                elif keyword.arg and keyword.arg not in known:
                     near = nearest(keyword.arg, known)
                     message = f"{call.method} has no argument {keyword.arg}: TypeError.{near}"
                     at = script.python.at(keyword.value)
                     yield Hit(script.path, at, message, "Correct it, or take it out.")
 
 
+def _unpacked(script: Script, call: Call) -> Iterator[ast.keyword]:
+    """What `**given` holds, where that is written out in one place."""
+    for each in call.node.keywords:
+        made = possible(script, each.value, call.around) if each.arg is None else []
+        found = made[0] if len(made) == 1 else None
+        if isinstance(found, ast.Dict):
+            pairs = zip(found.keys, found.values, strict=True)
+            told = ((key.value, value) for key, value in pairs if isinstance(key, ast.Constant))
+            yield from (ast.keyword(name, value) for name, value in told if isinstance(name, str))
+        elif isinstance(found, ast.Call) and script.name(found.func) == "dict":
+            yield from found.keywords
+
+
 _CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments")
+_SEQ2SEQ = frozenset({
+    "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams",
+    "generation_config",
+})  # fmt: skip
+"""What the second class alone takes: training_args_seq2seq.py 4.40.2 to 5.24.0."""
 
 
 def slip(name: str, known: Mapping[str, object]) -> str:
@@ -151,7 +174,7 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             continue
         if found := _fault(name, given.value):
             yield Hit(given.name, given.at, f"{name} is {shown(given.value)}: {found[0]}", found[1])
-        elif name in _FLOATS and isinstance(given.value, str):
+        elif name in _FLOATS and isinstance(given.value, str) and not _is_of_others(files, given.name):
             yield _text(files, name, given)
 
 
@@ -223,9 +246,18 @@ def _is_no_tracker(word: object) -> bool:
 def _text(files: FileSet, name: str, given: Argument) -> Hit:
     """A number written as text. Some programs convert it; HfArgumentParser's parse_yaml_file doesn't."""
     severity: Severity = "error" if _is_read_as_it_is(files) or _are_trainers_own(files, given.name) else "info"
-    message = f"{name} is {shown(given.value)}, a text to YAML and JSON: HfArgumentParser hands it on as it is."
+    reader = "HfArgumentParser" if severity == "error" else "HfArgumentParser, if that reads the file,"
+    message = f"{name} is {shown(given.value)}, a text to YAML and JSON: {reader} hands it on as it is."
     fix = "Write it as a number; YAML wants a point in 2.0e-5."
     return Hit(given.name, given.at, f"{message} The optimizer, or the Trainer, raises TypeError.", fix, severity)
+
+
+def _is_of_others(files: FileSet, name: str) -> bool:
+    """Whether a file is of a program that makes numbers of texts by itself: axolotl, Hydra, ms-swift."""
+    held = [file.value for file in files.of("hf_arguments") if file.name == name and isinstance(file.value, dict)]
+    own = any({"base_model", "defaults", "hydra"} & {str(key) for key in value} for value in held)
+    words = (command.script.text for _, command in files.launches() if command.script is not None)
+    return own or any(word.rpartition("/")[2] in ("swift", "axolotl") for word in words)
 
 
 def _are_trainers_own(files: FileSet, name: str) -> bool:

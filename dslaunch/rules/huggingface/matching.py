@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Any, TypeGuard
 
@@ -72,9 +73,26 @@ def _differing(
         if argument is None or value is None or value == "auto" or _is_unset(name, argument.value, value):
             continue
         if value != argument.value:
-            yield _differs(config, key, name, argument, files, sure=_excluded(name, given))
+            found = _differs(config, key, name, argument, files, sure=_excluded(name, given))
+            yield _where_it_trains(found) if _trains_by_itself(given, files) else found
     yield from _betas(config, told)
     yield from _batch(config, told)
+
+
+_OF_OWN_LOOPS = frozenset({"clip_grad_norm", "clip_grad_value", "clip_loss_value", "grad_clip", "warmup"})
+"""What programs with a loop of their own call what the Trainer calls max_grad_norm and warmup_steps."""
+
+
+def _trains_by_itself(given: Mapping[str, Argument], files: FileSet) -> bool:
+    """Whether a program seems to hand the JSON that its arguments name to an engine of its own."""
+    engines = (call.argument("config", 10) for script in scripts(files) for call in script.deepspeed)
+    handed = any(isinstance(each, ast.Attribute) and each.attr == "deepspeed" for each in engines)
+    return handed or not _OF_OWN_LOOPS.isdisjoint(given)
+
+
+def _where_it_trains(found: Hit) -> Hit:
+    message = found.message.replace(_EFFECT, "where transformers' Trainer trains, it raises ValueError.")
+    return replace(found, message=message, severity="info")
 
 
 def _excluded(name: str, given: Mapping[str, Argument]) -> bool:

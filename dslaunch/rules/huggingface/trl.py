@@ -1,4 +1,4 @@
-"""Arguments of TRL's trainers and their configurations that newer versions no longer take."""
+"""TRL's trainers and their configurations: arguments that newer versions no longer take, GRPO's groups."""
 
 from __future__ import annotations
 
@@ -102,3 +102,36 @@ def _is_new(script: Script) -> bool:
         call.keyword("dtype") is not None and call.owner.rpartition(".")[2].startswith("AutoModel")
         for call in script.methods("from_pretrained")
     )
+
+
+@rule(
+    "huggingface.generations", severity="error", raised_by="python",
+    evidence="huggingface/trl:trl/trainer/grpo_config.py __post_init__ 1.16.0",
+)  # fmt: skip
+def generations(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """GRPO with a batch that holds no whole number of groups of completions."""
+    for script in scripts(files) if settings.world_size is not None else ():
+        for call in script.called("trl.GRPOConfig"):
+            told = {
+                name: default if (given := call.keyword(name)) is None else script.constant(given)
+                for name, default in _OF_GRPO.items()
+            }  # fmt: skip
+            others = {"generation_batch_size", "steps_per_generation"} & {each.arg for each in call.node.keywords}
+            micro, steps, group = told.values()
+            if others or call.unpacks or not all(type(each) is int and each > 0 for each in told.values()):
+                continue
+            assert settings.world_size is not None
+            batch = micro * settings.world_size * steps
+            if batch % group or group == 1:
+                message = (
+                    f"{micro} samples on {settings.world_size} ranks in {steps} steps are {batch} completions, no "
+                    f"multiple of num_generations {group}: ValueError."
+                )
+                if group == 1:
+                    message = "num_generations is 1, and GRPO compares completions of one prompt: ValueError."
+                fix = "Choose per_device_train_batch_size * ranks as a multiple of num_generations, 2 or more."
+                yield script.hit(call, message, fix)
+
+
+_OF_GRPO = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
+"""And what these are where nothing is said."""

@@ -9,6 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from dslaunch.rules.scripts.objects import Depends, class_of, parameters
+from dslaunch.rules.scripts.portions import (
+    SHARES,
+    computes_loss,
+    is_of_share,
+    is_shared_out,
+    looped,
+    method,
+    within,
+)
 from dslaunch.rules.scripts.tree import Script
 
 Kind = Literal["loss", "data", "clock", "signal", "chance", "memory"]
@@ -21,17 +31,11 @@ WHY: Mapping[Kind, str] = {
     "memory": "is about this rank's own memory",
 }
 """What a condition on it is called in a finding."""
-SHARES = re.compile(r"reduce|gather|broadcast|sync(?!hronize)|across|world|average_loss|dist_")
-"""What a call is named that makes one value of those of all ranks."""
 _MAKES = re.compile(
     r"(?:\w*criterion|loss_fn|loss_func|loss_function|\w*cross_entropy|mse_loss|nll_loss|l1_loss"
     r"|\w*model|\w*engine|net|ddp|compute_loss)"
 )
 """What a call is named that gives the loss of this rank's own samples."""
-_OF_SAMPLES = re.compile(
-    r"(?:\w*criterion|crit|loss_fn|loss_func|loss_function|\w*cross_entropy\w*|(?:smooth_)?(?:mse|nll|l1)_loss)"
-)
-"""The same, where the name that gets it tells nothing."""
 _KEEPS = frozenset({
     "abs", "all", "any", "bool", "cpu", "cuda", "detach", "float", "int", "isfinite", "isinf", "isnan", "item",
     "len", "max", "mean", "min", "numel", "round", "size", "sum", "tensor", "to", "total_seconds",
@@ -50,12 +54,28 @@ JOINS = re.compile(r"\bJoin\(|with \w+\.join\(")
 _RANK = re.compile(r"(?i)rank|process_index")
 
 
+def alone(script: Script, function: ast.AST, beside: tuple[Script, ...]) -> Alone:
+    """One for each function, kept with the script: many conditions are asked about."""
+    kept = vars(script).setdefault("alone", {})
+    if function not in kept:
+        kept[function] = Alone(script, function, beside)
+    found = kept[function]
+    assert isinstance(found, Alone)
+    return found
+
+
 @dataclass(frozen=True)
 class Alone:
     """One function, or the file around its functions, as each rank runs it."""
 
     script: Script
     function: ast.AST
+    beside: tuple[Script, ...]
+    """The other files, whose classes it may use."""
+
+    @cached_property
+    def _nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.function))
 
     def kind(self, test: ast.expr) -> Kind | None:
         """By what a condition differs from rank to rank; None where nothing is seen that does."""
@@ -74,6 +94,8 @@ class Alone:
             return "signal"
         if isinstance(test, ast.Name) and test.id in flags:
             return flags[test.id]
+        if found := self._by_object(test):
+            return found
         found = self._of(test, self._own)
         if found == "data":
             return found if self._asks_for_samples(test) else None
@@ -91,13 +113,15 @@ class Alone:
     def _of(self, value: ast.expr, own: Mapping[str, Kind]) -> Kind | None:
         """What an expression holds of this rank's own; None where a call may make something else of it."""
         nodes = list(ast.walk(value))
+        if any(isinstance(node, ast.Dict) for node in nodes):
+            return None  # which entry is asked for isn't followed
         calls = [node for node in nodes if isinstance(node, ast.Call)]
         for node in calls:
             for kind, pattern in _CALLED.items():
                 if pattern.fullmatch(self.script.name(node.func)):
                     return kind if kind != "chance" or self._is_unseeded else None
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        if not all(_method(node) in _KEEPS for node in calls):
+        if not all(method(node) in _KEEPS for node in calls):
             return None
         return next((own[name] for name in sorted(names) if name in own), None)
 
@@ -105,12 +129,15 @@ class Alone:
     def _shared(self) -> set[str]:
         """Names that go into, or come out of, what makes one value of all ranks'."""
         found: set[str] = set()
-        for node in ast.walk(self.function):
+        for node in self._nodes:
             if isinstance(node, ast.Call) and SHARES.search(ast.unparse(node.func)):
                 found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
             elif isinstance(node, ast.Assign) and SHARES.search(ast.unparse(node.value)):
                 found |= {each.id for target in node.targets for each in ast.walk(target)
                           if isinstance(each, ast.Name)}  # fmt: skip
+        for name, value in self._assigned:
+            if self._is_one_of(value, found):
+                found.add(name)
         return found
 
     @cached_property
@@ -118,41 +145,84 @@ class Alone:
         """Names of what this rank alone has, and that is never put together with the others'."""
         found: dict[str, Kind] = dict.fromkeys(self._batches - self._shared, "data")
         found |= dict.fromkeys(set(handed_back(self.script, self.function)) - self._shared, "loss")
-        for name, value in self._assigned():
+        for name, value in self._assigned:
             if name not in self._shared and name not in found:
-                made = (name.endswith("loss") and _of_one_rank(self.script, value)) or self._is_of_share(
-                    value
+                made = (name.endswith("loss") and _of_one_rank(self.script, value)) or is_of_share(
+                    self.script, value
                 )
                 if kind := "loss" if made else self._of(value, found):
                     found[name] = kind
+        found |= dict.fromkeys(self._gathered(found) - self._shared, "loss")
         return found | dict.fromkeys(self._counted(found) - self._shared, "loss")
 
-    def _is_of_share(self, value: ast.expr) -> bool:
-        """Whether a loss over this rank's share of the data is computed, there or by a function of the file."""
-        calls = [node for node in ast.walk(value) if isinstance(node, ast.Call)]
-        loaders = {
-            each.id for each in ast.walk(value) if isinstance(each, ast.Name) and self._is_shared_out(each)
-        }
-        if loaders and any(_OF_SAMPLES.fullmatch(_method(node)) for node in calls):
-            return True
-        function = self.script.functions.get(_method(value)) if isinstance(value, ast.Call) else None
-        text = ast.unparse(function) if function is not None and loaders else ""
-        computes = re.search(r"loss|criterion|cross_entropy", text) is not None
-        return computes and not SHARES.search(text)
+    def _gathered(self, own: Mapping[str, Kind]) -> set[str]:
+        """Names in which losses of this rank's passes, or over its share of the data, are added up or listed."""
+        losses = {name for name, kind in own.items() if kind == "loss"}
+        found = {
+            each.id for node in self._nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+            and isinstance(node.value, ast.Call) and is_of_share(self.script, node.value)
+            for each in node.targets[0].elts if isinstance(each, ast.Name)
+        }  # fmt: skip
+        for loop in self._nodes:
+            if isinstance(loop, ast.For) and (parts := list(within(loop))) and self._has_share(loop, parts):
+                found |= {name for name, value in _added(parts) if self._is_one_of(value, losses)
+                          or computes_loss(value)}  # fmt: skip
+        for name, value in self._assigned:
+            if name not in own and self._is_one_of(value, found):
+                found.add(name)
+        return found
 
-    def _is_shared_out(self, name: ast.Name) -> bool:
-        """Whether a loader that is bound once has a sampler by ranks."""
-        made = self.script.bound(name)
-        sampler = next((each.value for each in made.keywords if each.arg == "sampler"), None) if (
-            isinstance(made, ast.Call) and _method(made) == "DataLoader"
-        ) else None  # fmt: skip
-        found = self.script.bound(sampler)
-        return isinstance(found, ast.Call) and _method(found) == "DistributedSampler"
+    def _has_share(self, loop: ast.For, parts: list[ast.AST]) -> bool:
+        """Whether a loop trains, or goes through what is shared out."""
+        trains = any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in parts)
+        return trains or is_shared_out(self.script, ast.unparse(looped(loop)))
+
+    def _is_one_of(self, value: ast.expr, names: set[str]) -> bool:
+        return self._of(value, dict.fromkeys(names, "loss")) == "loss"
+
+    def _by_object(self, test: ast.expr) -> Kind | None:
+        """By what an object decides that was given this rank's own: `stopper(val_loss)`, `monitor.should_stop`."""
+        for node in [test.left, *test.comparators] if isinstance(test, ast.Compare) else [test]:
+            asked = node.func if isinstance(node, ast.Call) else node
+            if isinstance(asked, ast.Attribute):
+                found = self._decided(asked.value, asked.attr)
+            else:
+                found = self._decided(asked, "__call__") if isinstance(node, ast.Call) else None
+            if found:
+                return found
+        return None
+
+    def _decided(self, owner: ast.expr, name: str) -> Kind | None:
+        """The kind of what an object was given, where this attribute or method of it depends on that."""
+        fed = self._fed.get(ast.unparse(owner), [])
+        made = class_of(self.script, owner, self.beside) if fed else None
+        if made is None or SHARES.search(ast.unparse(made)):
+            return None
+        for by, call in fed:
+            for parameter, value in parameters(made, by, call):
+                if kind := self._of(value, self._own):
+                    depends = Depends(made, by, frozenset({parameter}))
+                    if name in depends.attributes | depends.methods:
+                        return kind
+        return None
+
+    @cached_property
+    def _fed(self) -> dict[str, list[tuple[str, ast.Call]]]:
+        """The calls of each object, as it is written, in the function: which method, and the call."""
+        found: dict[str, list[tuple[str, ast.Call]]] = {}
+        for node in self._nodes:
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                found.setdefault(called, []).append(("__call__", node))
+                owner, _, by = called.rpartition(".")
+                found.setdefault(owner, []).append((by, node))
+        return found
 
     def _counted(self, own: Mapping[str, Kind]) -> set[str]:
         """Names that are counted up or set where a rank's own loss decides: `bad += 1`, `stop = True`."""
         found: set[str] = set()
-        for node in ast.walk(self.function):
+        for node in self._nodes:
             if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
                 continue
             names = {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)}
@@ -168,25 +238,33 @@ class Alone:
     def _flags(self) -> dict[str, Kind]:
         """Names bound once to a condition that differs from rank to rank."""
         own = (
-            (name, self._judged(value, {})) for name, value in self._assigned()
-            if name not in self._shared and len(self.script.bound_at.get(name, ())) == 1
+            (name, self._judged(value, {})) for name, value in self._assigned
+            if name not in self._shared and self._is_bound_once(name)
         )  # fmt: skip
         return {name: kind for name, kind in own if kind}
 
-    def _assigned(self) -> Iterator[tuple[str, ast.expr]]:
+    def _is_bound_once(self, name: str) -> bool:
+        """But for a first `stop = False`."""
+        first = sum(other == name and isinstance(each, ast.Constant) for other, each in self._assigned)
+        return len(self.script.bound_at.get(name, ())) - first == 1
+
+    @cached_property
+    def _assigned(self) -> list[tuple[str, ast.expr]]:
         """`NAME = value`, in the order of the lines."""
-        nodes = [node for node in ast.walk(self.function) if isinstance(node, ast.Assign)]
-        for node in sorted(nodes, key=lambda node: node.lineno):
-            if isinstance(node.targets[0], ast.Name):
-                yield node.targets[0].id, node.value
+        nodes = (node for node in self._nodes if isinstance(node, ast.Assign))
+        named = [
+            (target.lineno, target.id, node.value)
+            for node in nodes if isinstance(target := node.targets[0], ast.Name)
+        ]  # fmt: skip
+        return [(name, value) for _, name, value in sorted(named, key=lambda each: each[0])]
 
     @cached_property
     def _batches(self) -> set[str]:
         """What loops over a loader bind."""
         found: set[str] = set()
-        for node in ast.walk(self.function):
+        for node in self._nodes:
             if isinstance(node, ast.For) and re.search(r"loader\b", ast.unparse(node.iter)):
-                counted = isinstance(node.iter, ast.Call) and _method(node.iter) == "enumerate"
+                counted = isinstance(node.iter, ast.Call) and method(node.iter) == "enumerate"
                 pair = isinstance(node.target, ast.Tuple) and counted
                 target = node.target.elts[-1] if isinstance(node.target, ast.Tuple) and pair else node.target
                 found |= {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
@@ -216,13 +294,19 @@ class Alone:
         return (not seeds and "seed" not in self.script.python.text) or any(map(_RANK.search, seeds))
 
 
+def _added(parts: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """What is added to a name, or to a list of that name."""
+    for node in parts:
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node.value
+        listed = isinstance(node, ast.Call) and method(node) == "append" and bool(node.args)
+        if listed and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield ast.unparse(node.func.value), node.args[0]
+
+
 def _text(node: ast.expr) -> str:
     """An attribute by its own name alone, whatever holds it."""
     return f".{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
-
-
-def _method(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
 
 
 def handed_back(script: Script, function: ast.AST) -> Iterator[str]:
@@ -232,7 +316,7 @@ def handed_back(script: Script, function: ast.AST) -> Iterator[str]:
         if id(call.node) in nodes:
             given = call.node.args[0] if call.node.args else None
             inner = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
-            if given is None and isinstance(inner, ast.Call) and _method(inner) == "scale" and inner.args:
+            if given is None and isinstance(inner, ast.Call) and method(inner) == "scale" and inner.args:
                 given = inner.args[0]
             for each in (given, inner if given is None else None):
                 if isinstance(each, ast.Name):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from dslaunch.engines.trainer_catalogue import trainer_words
 from dslaunch.errors import nearest
+from dslaunch.files import loops
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Flag, is_told
 from dslaunch.files.position import Lines, Position
+from dslaunch.files.script import ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.huggingface.arguments import slip
 from dslaunch.rules.registry import Hit, rule
@@ -87,6 +90,30 @@ def _faults(file: File, command: CommandLine, parser: Parser, path: str) -> Iter
             yield Hit(file.name, _start(command), message, "Give it.")
     if misfit := parser.misfit(words):
         yield _told(file, command, misfit, path)
+    else:
+        yield from _in_a_pass(file, command, parser, path)
+
+
+_CHOOSES = re.compile(r"\b(?:if|case|continue)\b|&&|\|\|")
+
+
+def _in_a_pass(file: File, command: CommandLine, parser: Parser, path: str) -> Iterator[Hit]:
+    """The first value that a loop's variable gives an option, and that the parser refuses."""
+    script = file.value
+    for flag in command.arguments.flags if isinstance(script, ShellScript) and script.passes else ():
+        for value in (each for each in flag.values if not is_told(each)):
+            at = Lines(file.text).offset(flag.at)
+            held = loops.filled(value, script.passes, at)
+            if held is not None and _CHOOSES.search(file.text, held.start, at):
+                continue  # not each pass gets here
+            for one in held.values[:_SHOWN] if held is not None else ():
+                given = replace(flag, values=tuple(one if each == value else each for each in flag.values))
+                refused = parser.misfit(_typed(given)) if is_told(one) else ""
+                named = _NAMED.fullmatch(refused)
+                if held is not None and named and _is_named(flag, named[1].split("/")):
+                    message = f"where {held.name} is {one}, the parser of {path} stops: {refused}."
+                    yield Hit(file.name, flag.at, message, "Give what the parser takes in each pass.")
+                    break
 
 
 def _is_gap(file: File, command: CommandLine, text: str) -> bool:

@@ -11,7 +11,8 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.bindings import possible
 from dslaunch.rules.scripts.guards import COLLECTIVES, function_of, guards
-from dslaunch.rules.scripts.tree import Call, Script, scripts
+from dslaunch.rules.scripts.objects import assigned
+from dslaunch.rules.scripts.tree import Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
 _MADE = re.compile(
@@ -45,6 +46,7 @@ _DEFAULTS = re.compile(r"set_default_device|set_default_tensor_type|torch\.devic
 def cpu_tensor(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A collective on a tensor of the CPU, or on a number, in a process group of NCCL."""
     for script in scripts(files):
+        yield from _of_numbers(script)
         starts = script.called("torch.distributed.init_process_group")
         backends = {script.constant(call.argument("backend", 0)) for call in starts}
         others = _DEFAULTS.search(script.python.text) or script.called("torch.distributed.new_group")
@@ -66,6 +68,37 @@ def cpu_tensor(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
                 )
                 fix = 'Make it with device=, or start "cpu:gloo,cuda:nccl".'
                 yield script.hit(call, message, fix)
+
+
+_OF_TENSORS = ("all_reduce", "broadcast", "reduce")
+
+
+def _of_numbers(script: Script) -> Iterator[Hit]:
+    """Collectives on a number of Python's, which is no tensor."""
+    for call in script.calls:
+        if call.owner != "torch.distributed" or call.method not in _OF_TENSORS:
+            continue
+        given = call.argument("tensor", 0)
+        if given is None:
+            continue
+        text = ast.unparse(given)
+        made = possible(script, given, call.around) or assigned(script, text)
+        added = [
+            node.value for node in ast.walk(call.function or script.python.tree)
+            if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == text
+        ]  # fmt: skip
+        if made and all(map(_is_number, (*made, *added))):
+            message = f"{text} is a number of Python's: TypeError."
+            yield script.hit(call, message, "Make a tensor of it: torch.tensor([...], device=device).")
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        named = ast.unparse(node.func)
+        return named in ("int", "float", "len") or (named.endswith((".item", ".numel")) and not node.args)
+    if isinstance(node, ast.BinOp):
+        return _is_number(node.left) and _is_number(node.right)
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
 def _on_cpu(script: Script, node: ast.expr) -> bool:
@@ -144,6 +177,9 @@ def gather_list(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
             given = call.argument(name, _PLACES[call.method])
             made = possible(script, given, call.around) if given is not None else []
             told_apart = any(_RANK.search(ast.unparse(node.test)) for node, _ in guards(call))
+            others = (each for each in script.methods(call.method) if each.node is not call.node)
+            told_apart |= any((list_of := each.argument(name, _PLACES[call.method])) is None or is_none(list_of)
+                              for each in others)  # fmt: skip
             if made and all(_is_list(each) for each in made) and not told_apart:
                 end = "destination" if call.method != "scatter" else "source"
                 message = f"{name} is given on all ranks: ValueError on each but the {end}."

@@ -58,47 +58,6 @@ def accumulation(plan: Plan | None, files: FileSet, settings: Settings) -> Itera
 
 
 @rule(
-    "accelerate.optimizer", severity="error", raised_by="accelerate",
-    evidence="huggingface/accelerate:src/accelerate/accelerator.py _prepare_deepspeed 1.15.0, run",
-)  # fmt: skip
-def prepared(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """An optimizer or scheduler that the script hands to accelerate, and the DeepSpeed JSON holds as well."""
-    config = one_config(plan, files, settings)
-    for script in scripts(files) if config is not None else ():
-        if not script.called("accelerate.Accelerator"):
-            continue
-        for call in script.methods("prepare"):
-            made = [script.bound(argument) for argument in call.node.args]
-            names = [script.name(each.func) for each in made if isinstance(each, ast.Call)]
-            for section, own, dummy in _SECTIONS:
-                assert config is not None
-                held = config.has(section)
-                if held and any(name.startswith(own) and "lr_scheduler" not in name[len(own) :] for name in names):
-                    message = f"{section} is made here, and stands in the DeepSpeed JSON: ValueError."
-                    yield script.hit(call, message, f"Make accelerate.utils.{dummy}, or drop the section.")
-                if not held and section == "optimizer" and any(name.endswith(f".{dummy}") for name in names):
-                    message = f"{dummy} stands for a section of the DeepSpeed JSON that isn't there: ValueError."
-                    yield script.hit(call, message, f'Add "{section}" to the JSON, or make a real one.')
-
-
-@rule(
-    "accelerate.dataloader", severity="error", raised_by="accelerate",
-    evidence="huggingface/accelerate:src/accelerate/accelerator.py _prepare_deepspeed 1.15.0, run",
-)  # fmt: skip
-def dataloader(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """A micro-batch that accelerate is to take from a data loader, and none is handed to it."""
-    config = one_config(plan, files, settings)
-    if config is None or config.get(_MICRO) != "auto":
-        return
-    for script in scripts(files):
-        loads = re.search(r"loader|_dl\b", script.python.text, re.IGNORECASE) or _MICRO in script.python.text
-        for call in script.methods("prepare") if script.called("accelerate.Accelerator") and not loads else ():
-            message = f"{_MICRO} is auto, and no data loader is prepared that tells it: ValueError."
-            yield script.hit(call, message, f"Write {_MICRO} in the JSON, or prepare the data loader too.")
-            break
-
-
-@rule(
     "accelerate.clipping", severity="info", raised_by="nobody", since="0.19.3",
     evidence="deepspeedai/DeepSpeed:deepspeed/runtime/constants.py 0.19.8; accelerate 1.15.0",
 )  # fmt: skip
@@ -145,12 +104,6 @@ def _slips(options: Arguments, flag: str, present: tuple[File, ...]) -> Iterator
 def _other_number(named: str, present: str) -> bool:
     """Whether two names differ in their digits: ds_zero2.json and ds_zero3.json are two files."""
     return re.findall(r"\d", named) != re.findall(r"\d", present)
-
-
-_SECTIONS = (
-    ("optimizer", "torch.optim.", "DummyOptim"),
-    ("scheduler", "torch.optim.lr_scheduler.", "DummyScheduler"),
-)
 
 
 def _name(path: str) -> str:

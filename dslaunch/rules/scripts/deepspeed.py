@@ -52,6 +52,8 @@ def engine_clipping(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
         names = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_")
         handed = {ast.unparse(model) for each in script.deepspeed if (model := each.argument("model", 1))}
         for call in script.called(*names):
+            if _without_engine(call):
+                continue
             if any(ast.unparse(each).partition(".")[0] in engines | handed for each in call.node.args[:1]):
                 message = (
                     "under ZeRO a rank holds a part of the gradients, or none in .grad: this clips wrongly."
@@ -59,6 +61,14 @@ def engine_clipping(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
                 yield script.hit(
                     call, message, 'Set "gradient_clipping" in the DeepSpeed JSON, and drop the call.'
                 )
+
+
+def _without_engine(call: Call) -> bool:
+    """Whether a call stands in the branch for runs without DeepSpeed."""
+    return any(
+        "deepspeed" in (text := ast.unparse(node.test).lower()) and first_branch is text.startswith("not ")
+        for node, first_branch in guards(call)
+    )
 
 
 @rule(
@@ -92,6 +102,8 @@ def engine_zero_grad(_plan: Plan | None, files: FileSet, _settings: Settings) ->
     for script, engines in _engines(files):
         stepped = any(call.owner in engines for call in script.methods("step"))
         for call in script.methods("zero_grad") if stepped else ():
+            if any("deepspeed" in ast.unparse(node.test).lower() for node, _ in guards(call)):
+                continue  # which may be the other branch's
             message = "the engine zeroes gradients itself; between accumulated steps this call loses them."
             yield script.hit(call, message, "Drop the call.")
 
@@ -157,6 +169,83 @@ def checkpoint_tag(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
 
 
 _OWN = re.compile(r"\b(?:local_|global_)?rank\b|get_rank\(|time\.time\(|\bnow\(|strftime\(|uuid", re.IGNORECASE)
+
+
+@rule(
+    "script.client-state", severity="error", raised_by="python",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py load_checkpoint 0.19.8, run",
+)  # fmt: skip
+def client_state(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """What load_checkpoint returns, used as if there were a checkpoint in the first run too."""
+    for script, engines in _engines(files):
+        for node in script.nodes:
+            if not isinstance(node, ast.Assign):
+                continue
+            path, state, made = _names_of(node)
+            call = next((each for each in script.methods("load_checkpoint") if each.node is made), None)
+            if call is None or call.owner not in engines or not state:
+                continue
+            use = _read_at_once(script, call, path, state)
+            if use is not None and _is_first_run(script, call):
+                method = isinstance(use, ast.Attribute)
+                raises = "AttributeError" if method else "TypeError"
+                message = (
+                    f"the first run has no checkpoint: {call.owner}.load_checkpoint warns and returns None twice, "
+                    f"and {ast.unparse(use)} raises {raises}."
+                )
+                fix = f"Ask `if {state} is not None:` before, and start from 0 otherwise."
+                yield Hit(script.path, script.python.at(use), message, fix)
+
+
+def _names_of(node: ast.Assign) -> tuple[str, str, ast.expr]:
+    """What the path and the state of a checkpoint are bound to, and by which call: also `state = load()[1]`."""
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        return ast.unparse(target.elts[0]), ast.unparse(target.elts[1]), value
+    if isinstance(value, ast.Subscript) and ast.unparse(value.slice) == "1" and isinstance(target, ast.Name):
+        return "_", target.id, value.value
+    return "", "", value
+
+
+def _is_first_run(script: Script, call: Call) -> bool:
+    """Whether a checkpoint is loaded in each run, from the folder that the same program fills."""
+    alike = ast.unparse(call.argument("load_dir", 0) or call.node)
+    fills = (each.argument("save_dir", 0) for each in script.methods("save_checkpoint"))
+    together = any(each.function is call.function for each in script.deepspeed)
+    chosen = any(isinstance(each, ast.If | ast.Try | ast.IfExp | ast.While) for each in call.around)
+    tag, above = call.argument("tag", 1), script.python.text.splitlines()[: call.node.lineno]
+    newest = tag is None or (isinstance(tag, ast.Constant) and tag.value is None)
+    asked = any(_ASKS.search(line) for line in above)
+    same = any(each is not None and ast.unparse(each) == alike for each in fills)
+    return together and newest and same and not chosen and not asked
+
+
+_ASKS = re.compile(r"exists\(|isfile\(|isdir\(|is_file\(|is_dir\(|listdir\(|glob\(")
+
+
+def _read_at_once(script: Script, call: Call, path: str, state: str) -> ast.expr | None:
+    """The first `state[...]` or `state.get` below the call, where nothing asks whether there is one."""
+    nodes = [each for each in ast.walk(call.function or script.python.tree) if hasattr(each, "lineno")]
+    below = [each for each in nodes if each.lineno >= call.node.lineno]
+    for node in below:
+        if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+            asks: ast.expr | None = node.test
+        else:
+            asks = node if isinstance(node, ast.BoolOp | ast.Compare) else None
+        if asks is not None and any(_is(each, path) or _is(each, state) for each in ast.walk(asks)):
+            return None
+    stored = (each for each in below if _is(each, state) and isinstance(getattr(each, "ctx", None), ast.Store))
+    if any(each.lineno > call.node.lineno for each in stored) or any(isinstance(each, ast.Try) for each in nodes):
+        return None
+    uses = (
+        each for each in below
+        if isinstance(each, ast.Subscript | ast.Attribute) and ast.unparse(each.value) == state
+    )  # fmt: skip
+    return min(uses, key=lambda each: (each.lineno, each.col_offset), default=None)
+
+
+def _is(node: ast.AST, text: str) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and text != "_" and ast.unparse(node) == text
 
 
 @rule(

@@ -14,7 +14,7 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import Position, dotted
 from dslaunch.planfile import Plan
 from dslaunch.rules.containers.compose import in_services
-from dslaunch.rules.containers.manifests import in_manifests
+from dslaunch.rules.containers.config_maps import in_manifests
 from dslaunch.rules.registry import Hit, Rule, rule
 from dslaunch.rules.scripts.bindings import possible
 from dslaunch.rules.scripts.literals import Written, fillings, is_read, written

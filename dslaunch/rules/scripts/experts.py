@@ -9,6 +9,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.config import ZERO, one_config
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts.bindings import possible
 from dslaunch.rules.scripts.defaults import value_of
 from dslaunch.rules.scripts.tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
@@ -80,8 +81,18 @@ def groups(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hi
     marked = any(script.methods(_SPLIT) or "'moe'" in ast.unparse(script.python.tree) for script in scripts(files))
     for script in scripts(files) if not marked else ():
         for call in script.deepspeed:
-            made = script.bound(call.argument("optimizer", 2))
-            if isinstance(made, ast.Call) and script.name(made.func).startswith("torch.optim."):
+            given = call.argument("optimizer", 2)
+            made = possible(script, given, call.around) if given is not None else []
+            calls = [each for each in made if isinstance(each, ast.Call)]
+            if calls == made and calls and all(_is_plain(script, each) for each in calls):
                 message = "no parameter group is marked as of experts: AssertionError at ZeRO stage 1 and 2."
                 fix = f"Split them: deepspeed.moe.utils.{_SPLIT}."
                 yield script.hit(call, message, fix)
+
+
+def _is_plain(script: Script, made: ast.Call) -> bool:
+    """Whether it makes an optimizer that knows nothing of experts."""
+    return script.name(made.func).startswith(_PLAIN)
+
+
+_PLAIN = ("torch.optim.", "deepspeed.ops.adam.", "deepspeed.ops.lamb.", "deepspeed.ops.lion.")

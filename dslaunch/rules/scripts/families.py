@@ -12,6 +12,7 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.scripts.defaults import value_of
+from dslaunch.rules.scripts.objects import class_of
 from dslaunch.rules.scripts.tree import Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -60,16 +61,26 @@ _MODULES = frozenset(name for family in FAMILIES for name in family.linear)
 _LAYERS = frozenset(family.layer.lower() for family in FAMILIES)
 
 
+_OF_ONE = re.compile(r"(?:For[A-Z]\w+|LMHeadModel|Model)\.from_pretrained$")
+_PARTS = re.compile(r"DecoderLayer$|Layer$|Block$")
+
+
 def _loaded(files: FileSet, script: Script) -> tuple[str, Family] | None:
-    """The one model that a script loads, by name, and its family; None where several or none are told."""
-    found = set()
+    """The one model that a script loads, by name or class, and its family; None where several or none are told."""
+    found: set[tuple[str, str]] = set()
     for call in script.methods("from_pretrained"):
-        if call.owner.rpartition(".")[2].startswith("AutoModel"):
+        loader = call.owner.rpartition(".")[2]
+        if loader.startswith("AutoModel"):
             name = value_of(files, script, call.argument("pretrained_model_name_or_path", 0), call.around)
-            found.add(name if isinstance(name, str) else "")
-    name = found.pop() if len(found) == 1 else ""
-    family = next((each for each in FAMILIES if each.ids.fullmatch(name.lower())), None)
-    return (name, family) if family is not None else None
+            text = name if isinstance(name, str) else ""
+            found.add((text, next((each.type for each in FAMILIES if each.ids.fullmatch(text.lower())), "")))
+        elif _OF_ONE.search(call.name) and call.name.startswith("transformers."):
+            prefix = _OF_ONE.sub("", f"{loader}.from_pretrained")
+            found.add((loader, next((each.type for each in FAMILIES if _PARTS.sub("", each.layer) == prefix), "")))
+        elif _OF_ONE.search(call.name) or "Model" in loader:
+            return None
+    name, kind = found.pop() if len(found) == 1 else ("", "")
+    return next(((name, family) for family in FAMILIES if family.type == kind), None)
 
 
 @rule(
@@ -80,16 +91,47 @@ def targets(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     """LoRA's target_modules are those of another family of models than the one that is loaded."""
     for script in scripts(files):
         made = script.called("peft.LoraConfig", "peft.AdaLoraConfig")
-        loaded = _loaded(files, script) if len(made) == 1 else None
-        if loaded is None or made[0].unpacks:
+        if len(made) != 1 or made[0].unpacks:
             continue
-        given, (name, family) = script.bound(made[0].keyword("target_modules")), loaded
+        given, loaded = script.bound(made[0].keyword("target_modules")), _loaded(files, script)
         parts = given.elts if isinstance(given, ast.List | ast.Tuple | ast.Set) else []
         names = [each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)]
         ends = {each.rpartition(".")[2] for each in names}
-        if names and len(names) == len(parts) and ends <= _MODULES and not ends & set(family.linear):
+        if not names or len(names) != len(parts):
+            continue
+        if loaded is None:
+            own = _own_model(script, list(scripts(files)))
+            if own and not ends & own[1]:
+                message = f"{own[0]}'s classes here hold no module {listed(names)}: ValueError of peft."
+                yield script.hit(made[0], message, f"Name linear layers of {own[0]}.")
+            continue
+        name, family = loaded
+        if ends <= _MODULES and not ends & set(family.linear):
             message = f"{name} is of the family {family.type}, which has no {listed(names)}: ValueError of peft."
             yield script.hit(made[0], message, f"Use some of {listed(family.linear)}, or all-linear.")
+
+
+_FOREIGN = re.compile(
+    r"from_pretrained|timm|torchvision|hub\.load|add_module|ModuleDict|setattr|Auto\w+|import \*|from_config"
+)
+"""What puts modules into a model whose names no file here tells."""
+_OF_TORCH = frozenset({"linear1", "linear2", "out_proj", "self_attn", "multihead_attn", "layers"})
+"""Names within torch's own layers of transformers."""
+
+
+def _own_model(script: Script, every: list[Script]) -> tuple[str, set[str]] | None:
+    """The class of the one model that peft gets, where the files tell all of it, and their modules' names."""
+    given = {each.argument("model", 0) for each in script.called("peft.get_peft_model")}
+    model = given.pop() if len(given) == 1 else None
+    made = class_of(script, model, every) if model is not None else None
+    if made is None or any(_FOREIGN.search(each.python.text) for each in every):
+        return None
+    names = {
+        node.attr for each in every for node in each.nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }  # fmt: skip
+    texts = " ".join(each.python.text for each in every)
+    return made.name, names | (_OF_TORCH if re.search(r"Transformer|MultiheadAttention", texts) else set())
 
 
 @rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
@@ -41,7 +42,14 @@ def read_early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
                 f"only the first rank makes {path}, in line {made.node.lineno}, and the others read it without "
                 "waiting: FileNotFoundError, or half a file."
             )
-            yield script.hit(call, message, "Call torch.distributed.barrier() on all ranks before this line.")
+            found = script.hit(call, message, "Call torch.distributed.barrier() on all ranks before this line.")
+            yield found if _is_run(script, call) else replace(found, severity="info")
+
+
+def _is_run(script: Script, call: Call) -> bool:
+    """Whether the file itself calls the function, or makes an object of the class: else its caller may wait."""
+    outer = [node.name for node in call.around if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return not outer or bool(script.called(outer[-1]))
 
 
 def _path(call: Call) -> str:

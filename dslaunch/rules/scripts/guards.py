@@ -18,6 +18,8 @@ OF_ACCELERATE = frozenset(
     {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}
 )
 """What an Accelerator does on all ranks."""
+OF_CHECKPOINTS = tuple(f"torch.distributed.checkpoint.{each}" for each in ("save", "async_save", "load"))
+"""What all ranks do for a distributed checkpoint, unless they are told not to by `no_dist`."""
 SEES = re.compile(r"exists\(|is_?file\(|is_?dir\(")
 """Questions whether a file is there."""
 _FIRST = re.compile(
@@ -44,7 +46,7 @@ def guards(call: Call) -> Iterator[tuple[ast.If, bool]]:
 
 def function_of(call: Call) -> ast.AST | None:
     """The function that a call stands in; None at the top of the file."""
-    return next((node for node in call.around if isinstance(node, ast.FunctionDef)), None)
+    return call.function
 
 
 def on_one_rank(test: ast.expr) -> bool | None:
@@ -65,7 +67,8 @@ def on_one_rank(test: ast.expr) -> bool | None:
             return found
     text = ast.unparse(test)
     if isinstance(test, ast.Call | ast.Name | ast.Attribute) and re.search(
-        r"is_(?:main|master)|(?:main|master)_process$|is_(?:world|local)_process_zero", text
+        r"is_(?:main|master)|(?:main|master)_process$|is_(?:world|local)_process_zero"
+        r"|is_(?:\w+_)?rank_?(?:0|zero)\b|is_global_zero\b", text,
     ):
         return True
     return None
@@ -108,8 +111,11 @@ def _without_ranks(test: ast.expr) -> bool:
 
 def _parts(node: ast.If | ast.IfExp, call: Call) -> list[ast.expr]:
     """What has to hold for a call in the first branch; the test alone where the other branch calls the same."""
-    others = [each for part in node.orelse for each in ast.walk(part)] if isinstance(node, ast.If) else []
-    names = (ast.unparse(each) for each in others if isinstance(each, ast.Attribute | ast.Name))
-    same = any(name.rpartition(".")[2] == call.method for name in names)
-    joined = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And) and not same
-    return node.test.values if isinstance(node.test, ast.BoolOp) and joined else [node.test]
+    if not isinstance(node.test, ast.BoolOp) or not isinstance(node.test.op, ast.And):
+        return [node.test]
+    others = (each for part in node.orelse for each in ast.walk(part)) if isinstance(node, ast.If) else ()
+    names = (
+        each.attr if isinstance(each, ast.Attribute) else each.id
+        for each in others if isinstance(each, ast.Attribute | ast.Name)
+    )  # fmt: skip
+    return [node.test] if call.method in names else node.test.values

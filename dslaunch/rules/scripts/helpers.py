@@ -12,7 +12,13 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.config import one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.branches import others_may_join
-from dslaunch.rules.scripts.guards import COLLECTIVES, OF_ACCELERATE, function_of, one_rank_guard
+from dslaunch.rules.scripts.guards import (
+    COLLECTIVES,
+    OF_ACCELERATE,
+    OF_CHECKPOINTS,
+    function_of,
+    one_rank_guard,
+)
 from dslaunch.rules.scripts.torch import is_sharded
 from dslaunch.rules.scripts.tree import DDP, FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
@@ -24,7 +30,7 @@ _FORWARD = ("buffers", "fsdp", "fsdp2", "zero3")
 _DEPTH = 2
 """Functions that are looked into, one called by the other."""
 _STATES = (
-    "torch.distributed.checkpoint.save", "torch.distributed.checkpoint.load",
+    *OF_CHECKPOINTS,
     "torch.distributed.checkpoint.state_dict.get_model_state_dict",
     "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict",
     "torch.distributed.checkpoint.state_dict.get_state_dict",
@@ -50,10 +56,10 @@ def helper(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hi
             and "FullyShardedDataParallelPlugin" not in script.python.text
         ):
             held |= {name: "plain" for name, kind in held.items() if kind == "accelerator"}
-        reached = {(call.method, function_of(call), one_rank_guard(call)) for call in script.calls}
-        for call in script.calls:
-            told = one_rank_guard(call)
-            if told is None or (call.method, function_of(call), not told) in reached:
+        guarded = [(call, told) for call in script.calls if (told := one_rank_guard(call)) is not None]
+        reached = {(call.method, function_of(call), told) for call, told in guarded}
+        for call, told in guarded:
+            if (call.method, function_of(call), not told) in reached:
                 continue
             kind = held.get(call.name) or (held.get(call.owner) if call.method == "generate" else None)
             if kind == "zero3":
@@ -101,19 +107,19 @@ def _needs(script: Script, call: Call, held: Mapping[str, _Kind], depth: int) ->
     inner |= {name: kind for name, kind in held.items() if name not in names}
     if _TELLS_APART.search(ast.unparse(function).partition("\n")[2]):
         return ""  # it tells the ranks apart itself
-    for each in script.calls:
-        inside = function_of(each) is function
-        if inside and (found := _is_shared(each, inner) or _needs(script, each, inner, depth - 1)):
+    for each in script.calls_of.get(function, ()):
+        if found := _is_shared(each, inner) or _needs(script, each, inner, depth - 1):
             return found
     return ""
 
 
 def _method(script: Script, call: Call) -> ast.FunctionDef | None:
     """The method of a class of the file, of an object that is made of it in one place."""
+    around = next((node for node in call.around if isinstance(node, ast.ClassDef)), None)
     made = script.bound(ast.Name(call.owner, ast.Load())) if call.owner.isidentifier() else None
     name = script.name(made.func) if isinstance(made, ast.Call) else ""
-    for node in script.nodes if name else ():
-        if isinstance(node, ast.ClassDef) and node.name == name:
+    for node in script.nodes if name or (around is not None and call.owner == "self") else ():
+        if isinstance(node, ast.ClassDef) and (node is around if call.owner == "self" else node.name == name):
             methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
             return next((each for each in methods if each.name == call.method), None)
     return None
@@ -128,6 +134,6 @@ def _is_shared(call: Call, held: Mapping[str, _Kind]) -> str:
         or (kind == "accelerator" and method in ("save_state", "get_state_dict"))
         or held.get(call.name) in _FORWARD
         or (call.owner == "torch.distributed" and method in COLLECTIVES and call.keyword("group") is None)
-        or call.name in _STATES
+        or (call.name in _STATES and call.keyword("no_dist") is None and call.keyword("process_group") is None)
     )
     return f"{ast.unparse(call.node.func)}() in line {call.node.lineno}" if shared else ""

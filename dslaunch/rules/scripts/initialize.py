@@ -210,11 +210,47 @@ def _optimizers(script: Script, call: Call) -> list[str]:
 
 
 @rule(
+    "script.untested-optimizer", severity="error", raised_by="deepspeed.initialize",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _do_optimizer_sanity_check, runtime/zero/utils.py "
+    "ZERO_SUPPORTED_OPTIMIZERS 0.19.8, run",
+)  # fmt: skip
+def untested_optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """An optimizer of the script's that ZeRO takes only with zero_allow_untested_optimizer."""
+    config = one_config(plan, files, settings)
+    if config is None or not config.sharded or config.get("zero_allow_untested_optimizer"):
+        return
+    if config.offload("optimizer") != "none" and not config.off("zero_force_ds_cpu_optimizer"):
+        return  # which offload.client-optimizer is about
+    for script in scripts(files):
+        for call in script.deepspeed:
+            names = _optimizers(script, call)
+            if names and all(_is_untested(each) for each in names):
+                message = (
+                    f"{names[0]} at ZeRO stage {config.stage}: DeepSpeed asserts zero_allow_untested_optimizer, "
+                    "as it isn't one of those that ZeRO was tested with."
+                )
+                fix = 'Write "zero_allow_untested_optimizer": true in the DeepSpeed JSON, or use AdamW.'
+                yield script.hit(call, message, fix)
+
+
+def _is_untested(name: str) -> bool:
+    module, _, kind = name.rpartition(".")
+    of_torch = module.startswith("torch.optim") and "lr_scheduler" not in module
+    other = module.startswith("bitsandbytes.optim") or name in _UNTESTED
+    return other or (of_torch and kind[:1].isupper() and kind not in ("Adam", "AdamW", "Adagrad"))
+
+
+_UNTESTED = frozenset({
+    "transformers.Adafactor", "transformers.optimization.Adafactor", "deepspeed.ops.lamb.FusedLamb",
+})  # fmt: skip
+
+
+@rule(
     "script.optimizer-twice", severity="wrong", raised_by="nobody",
     evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py _configure_optimizer 0.19.8, run",
 )  # fmt: skip
 def optimizer_twice(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """An optimizer that the script passes, beside an optimizer section that DeepSpeed then doesn't read."""
+    """An optimizer or scheduler that the script passes, beside a section that DeepSpeed then doesn't read."""
     config = one_config(plan, files, settings)
     for script in scripts(files) if config is not None and config.optimizer else ():
         for call in script.deepspeed if len(script.deepspeed) == 1 else ():
@@ -225,6 +261,16 @@ def optimizer_twice(plan: Plan | None, files: FileSet, settings: Settings) -> It
                     f"{config.get('optimizer.type')}, isn't read: its rate and decay are those of the script."
                 )
                 yield script.hit(call, message, "Take out the section, or don't pass optimizer=.")
+    for script in scripts(files) if config is not None and config.get("scheduler.type") else ():
+        for call in script.deepspeed if len(script.deepspeed) == 1 else ():
+            given = call.argument("lr_scheduler", 5)
+            made = possible(script, given, call.around) if given is not None else []
+            if config is not None and made and all(isinstance(each, ast.Call | ast.Lambda) for each in made):
+                message = (
+                    f"lr_scheduler is passed here, and the scheduler section of the DeepSpeed JSON, "
+                    f"{config.get('scheduler.type')}, isn't read: its warm-up and rates have no effect."
+                )
+                yield script.hit(call, message, "Take out the section, or don't pass lr_scheduler=.")
 
 
 @rule(

@@ -11,7 +11,7 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.config import one_config
 from dslaunch.rules.deepspeed.model import model_in
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts.guards import function_of
+from dslaunch.rules.scripts.guards import function_of, guards
 from dslaunch.rules.scripts.tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -30,7 +30,7 @@ def leaves(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
     for script in scripts(files):
         for call in script.methods("set_z3_leaf_modules"):
             named = _classes(script, call)
-            if model is not None and own and named and own.isdisjoint(named):
+            if model is not None and own and named and own.isdisjoint(named) and not list(guards(call)):
                 names = listed(sorted(named))
                 message = f"{model.said()}, which has no {names}: ValueError, none of them is found."
                 yield script.hit(call, message, "Name a class of this model, or leave the call out.")

@@ -1,14 +1,16 @@
-"""Training scripts that read back what they have saved: whether torch.load takes what is in the file."""
+"""What training scripts save: whether torch.load reads it back, and whether safetensors writes it."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.bindings import possible
+from dslaunch.rules.scripts.objects import beside
 from dslaunch.rules.scripts.tree import DDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -30,14 +32,15 @@ _ALLOWED = ("safe_globals", "NO_WEIGHTS_ONLY")
 )  # fmt: skip
 def weights_only(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A checkpoint with more than tensors and plain values, which torch.load refuses since 2.6."""
-    for script in scripts(files):
+    every = list(scripts(files))
+    for script in every:
         if any(each in script.python.text for each in _ALLOWED):
             continue
         saved = list(script.called("torch.save"))
         for call in script.called("torch.load") if saved else ():
             if call.unpacks or any(call.keyword(name) is not None for name in ("weights_only", "pickle_module")):
                 continue
-            held = [_refused(script, each) for each in saved if _is_same(script, each, call)]
+            held = [_refused(script, each, every) for each in saved if _is_same(script, each, call)]
             if held and all(held):
                 message = (
                     f"the file holds {held[0]}: torch.load takes tensors and plain values alone since 2.6, and "
@@ -95,23 +98,24 @@ def _wanted(script: Script, load: Call) -> set[str]:
     }  # fmt: skip
 
 
-def _refused(script: Script, save: Call) -> str:
+def _refused(script: Script, save: Call, every: list[Script]) -> str:
     """What a saved object holds that torch.load doesn't take; empty where nothing is seen."""
     given = save.argument("obj", 0)
     values = _items(script, save)
     for name, value in values:
-        if kind := _kind(script, value, save):
+        if kind := _kind(script, value, save, every):
             return f'{kind} under "{name}"'
     if not values and given is not None:
-        return _kind(script, given, save)
+        return _kind(script, given, save, every)
     return ""
 
 
-def _kind(script: Script, node: ast.expr, save: Call) -> str:
+def _kind(script: Script, node: ast.expr, save: Call, every: list[Script]) -> str:
     """What an expression makes, where torch.load refuses it."""
     found = [_moved(each) for each in possible(script, node, save.around) if not _is_read(script, each)]
-    if isinstance(node, ast.Name) and not found and _is_namespace(script, node.id):
-        return "an argparse.Namespace"
+    if isinstance(node, ast.Name) and not found:
+        told = _is_namespace(script, node.id) or _is_handed_namespace(script, node.id, save, every)
+        return "an argparse.Namespace" if told else ""
     if len(found) != 1 or not isinstance(found[0], ast.Call):
         return ""
     call = found[0]
@@ -151,6 +155,21 @@ def _is_namespace(script: Script, name: str) -> bool:
     )
 
 
+def _is_handed_namespace(script: Script, name: str, save: Call, every: list[Script]) -> bool:
+    """Whether the argument of a function is what argparse made wherever other files call it."""
+    function = save.function
+    names = [each.arg for each in function.args.args] if function is not None else []
+    if function is None or name not in names or function not in script.python.tree.body:
+        return False
+    given = [
+        (other, call.argument(name, names.index(name)))
+        for other in every if other is not script for call in other.methods(function.name)
+        if script in list(beside(other, call.name, every))
+    ]  # fmt: skip
+    told = (isinstance(each, ast.Name) and _is_namespace(other, each.id) for other, each in given)
+    return bool(given) and all(told)
+
+
 def _of_class(script: Script, name: str) -> str:
     """A model or a dataclass of the file, as a whole."""
     for node in script.python.tree.body:
@@ -162,3 +181,42 @@ def _of_class(script: Script, name: str) -> str:
             if not bases and any(script.name(each) == "dataclasses.dataclass" for each in makers):
                 return f"an object of {name}"
     return ""
+
+
+_TIES = re.compile(r"self\.([\w.]+)\.weight = self\.([\w.]+)\.weight")
+
+
+@rule("script.tied-weights", severity="error", raised_by="python", evidence="safetensors 0.8.0, run")
+def tied(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """The state of a model with tied weights handed to safetensors' save_file, which refuses shared memory."""
+    every = list(scripts(files))
+    for script in every:
+        for call in script.called("safetensors.torch.save_file", "safetensors.torch.save"):
+            given = call.argument("tensors", 0)
+            made = possible(script, given, call.around) if given is not None else []
+            states = [each for each in made if ast.unparse(each).endswith(".state_dict()")]
+            names = _tied_by(script, every) if states and len(states) == len(made) else None
+            if names is not None:
+                message = (
+                    f"{names[0]}.weight and {names[1]}.weight are one tensor: RuntimeError, Some tensors share "
+                    "memory, at the first save."
+                )
+                fix = "Call safetensors.torch.save_model(model, path), or take one of the names out."
+                yield script.hit(call, message, fix)
+
+
+def _tied_by(script: Script, every: list[Script]) -> tuple[str, str] | None:
+    """The parts whose weights the one model that the script makes of the folder's classes ties."""
+    found = {
+        (ties.group(1), ties.group(2))
+        for other in every for node in other.python.tree.body if isinstance(node, ast.ClassDef)
+        if _makes(script, other, node.name, every)
+        for ties in _TIES.finditer(ast.unparse(node))
+    }  # fmt: skip
+    return found.pop() if len(found) == 1 else None
+
+
+def _makes(script: Script, other: Script, name: str, every: list[Script]) -> bool:
+    """Whether a script makes an object of a class of its own, or of a file beside it."""
+    calls = script.methods(name)
+    return any(other is script or other in beside(script, call.name, every) for call in calls)

@@ -123,3 +123,86 @@ def dualpipev(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
             if stages and steps is not None and steps < 2 * stages:
                 message = f"{steps:g} accumulation steps for {stages} stages: AssertionError, twice is needed."
                 yield script.hit(call, message, f"Set gradient_accumulation_steps to {2 * stages} or more.")
+
+
+@rule(
+    "script.pipeline-layer", severity="error", raised_by="deepspeed",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/pipe/module.py LayerSpec, forward 0.19.8, run",
+)  # fmt: skip
+def pipeline_layer(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A layer of a pipeline that takes several arguments, or a LayerSpec of what is no class."""
+    for script in scripts(files):
+        classes = {node.name: node for node in script.nodes if isinstance(node, ast.ClassDef)}
+        for call, made, by_spec in _layers_made(script):
+            if by_spec and (isinstance(made, ast.Lambda) or script.name(made) in script.functions):
+                what = "a lambda" if isinstance(made, ast.Lambda) else f"{ast.unparse(made)}, a function"
+                message = f"LayerSpec of {what}: TypeError, issubclass() arg 1 must be a class."
+                yield script.hit(call, message, "Put a function into the list of layers as it is.")
+                continue
+            name = script.name(made)
+            needs = _needed(classes[name]) if name in classes else _OF_TORCH.get(name, ())
+            if len(needs) > 1:
+                message = (
+                    f"{name.rpartition('.')[2]}.forward takes {', '.join(needs)}, and a pipeline hands one object "
+                    f"from layer to layer: TypeError, {len(needs) - 1} missing."
+                )
+                fix = f"Write forward(self, inputs) and unpack the tuple there: {', '.join(needs)} = inputs."
+                yield script.hit(call, message, fix)
+
+
+_OF_TORCH = {
+    "torch.nn.TransformerDecoderLayer": ("tgt", "memory"), "torch.nn.TransformerDecoder": ("tgt", "memory"),
+    "torch.nn.MultiheadAttention": ("query", "key", "value"), "torch.nn.Transformer": ("src", "tgt"),
+    "torch.nn.Bilinear": ("input1", "input2"),
+}  # fmt: skip
+"""Layers of torch whose forward takes several arguments, and what it can't do without."""
+
+
+def _layers_made(script: Script) -> Iterator[tuple[Call, ast.expr, bool]]:
+    """Each layer of a pipeline: where it is made, its class, and whether by a LayerSpec."""
+    for call in script.methods("LayerSpec", "TiedLayerSpec"):
+        place = 1 if call.method == "TiedLayerSpec" else 0
+        made = call.argument("typename", place)
+        if made is not None and call.name.startswith("deepspeed.") and call.keyword("forward_fn") is None:
+            yield call, made, True
+    for call in script.methods(*_MODULES):
+        for each in _listed(script, call.argument("layers", 0)):
+            if isinstance(each, ast.Call):
+                yield Call(each, script.name(each.func), ()), each.func, False
+
+
+def _listed(script: Script, node: ast.expr | None) -> Iterator[ast.expr]:
+    """What a list that is written out holds, also where a function of the file returns it."""
+    given = script.bound(node)
+    function = script.functions.get(script.name(given.func)) if isinstance(given, ast.Call) else None
+    ends = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)] if function else []
+    if len(ends) == 1 and not _calls(ends[0], function):
+        given = script.bound(ends[0])
+        node = ends[0]
+    for call in script.methods("append") if isinstance(node, ast.Name) else ():
+        if call.owner == ast.unparse(node or call.node) and call.node.args:
+            yield call.node.args[0]
+    if isinstance(given, ast.List | ast.Tuple):
+        for each in given.elts:
+            yield from _listed(script, each.value) if isinstance(each, ast.Starred) else (each,)
+    elif isinstance(given, ast.ListComp | ast.GeneratorExp):
+        yield given.elt
+    elif isinstance(given, ast.BinOp):
+        yield from _listed(script, given.left)
+        yield from _listed(script, given.right)
+
+
+def _calls(node: ast.expr | None, function: ast.FunctionDef | None) -> bool:
+    """Whether a function's end calls the function itself."""
+    calls = (each for each in ast.walk(node or ast.Constant(None)) if isinstance(each, ast.Call))
+    return function is not None and any(ast.unparse(each.func) == function.name for each in calls)
+
+
+def _needed(made: ast.ClassDef) -> tuple[str, ...]:
+    """The arguments that a class's own forward can't do without; empty where it takes any number."""
+    functions = (each for each in made.body if isinstance(each, ast.FunctionDef))
+    forward = next((each for each in functions if each.name == "forward"), None)
+    if forward is None or forward.args.vararg is not None or forward.decorator_list:
+        return ()
+    given = [each.arg for each in (*forward.args.posonlyargs, *forward.args.args)][1:]
+    return tuple(given[: len(given) - len(forward.args.defaults)])

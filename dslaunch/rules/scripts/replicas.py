@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
+from dslaunch.rules.deepspeed.config import one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.alone import handed_back
 from dslaunch.rules.scripts.guards import function_of
@@ -28,15 +30,17 @@ def bypassed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
     for script in scripts(files):
         wrapped = script.assigned(DDP) if not script.by_framework else set()
         within = _within(script, wrapped) if wrapped else {}
+        flows: dict[ast.AST, _Flow] = {}
         for call in script.calls if wrapped else ():
             named = [each for each in within if f"{call.name}.".startswith(f"{each}.")]
             function = function_of(call) or script.python.tree
-            name, scope = within[named[0]] if named else ("", None)
-            if scope is not None and scope is not function:
+            name, where = within[named[0]] if named else ("", None)
+            if where is not None and where is not function:
                 continue
-            calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
-            called = name and any(ast.unparse(each.func) == name for each in calls)
-            if not name or called or _without_gradients(call) or not _is_trained_on(script, function, call):
+            if not name or without_gradients(call):
+                continue
+            flow = flows.setdefault(function, _Flow(script, function))
+            if name in flow.called or not flow.is_trained_on(call):
                 continue
             message = (
                 f"{call.name}() passes DistributedDataParallel by: gradients aren't averaged, and each rank "
@@ -61,11 +65,11 @@ def _within(script: Script, wrapped: set[str]) -> dict[str, tuple[str, ast.AST |
         if not target or not isinstance(given, ast.Name) or given.id == target:
             continue
         if not any(line > call.node.lineno for line in script.bound_at.get(given.id, ())):
-            found[given.id] = (target, _scope(script, call))
+            found[given.id] = (target, scope(script, call))
     return found
 
 
-def _without_gradients(call: Call) -> bool:
+def without_gradients(call: Call) -> bool:
     withs = (item for node in call.around if isinstance(node, ast.With) for item in node.items)
     functions = (node for node in call.around if isinstance(node, ast.FunctionDef))
     decorators = (ast.unparse(each) for node in functions for each in node.decorator_list)
@@ -73,31 +77,52 @@ def _without_gradients(call: Call) -> bool:
     return any(_NO_GRADIENTS.search(text) for text in texts)
 
 
-def _is_trained_on(script: Script, function: ast.AST, call: Call) -> bool:
-    """Whether the backward pass of a function starts from what a call returns, over a few names."""
-    losses = set(handed_back(script, function))
-    held: set[str] = set()
-    assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
-    for _ in range(_ROUNDS):
-        for node in assigned:
-            parts = list(ast.walk(node.value))
-            names = {each.id for each in parts if isinstance(each, ast.Name)}
-            if call.node in parts or names & held:
-                held |= {each.id for target in node.targets for each in ast.walk(target)
-                         if isinstance(each, ast.Name)}  # fmt: skip
-    return bool(losses & held)
+@dataclass(frozen=True)
+class _Flow:
+    """What leads to the backward passes of a function; gathered once, many calls are asked about."""
+
+    script: Script
+    function: ast.AST
+
+    @cached_property
+    def called(self) -> set[str]:
+        """What is called, as it is written."""
+        return {ast.unparse(each.func) for each in ast.walk(self.function) if isinstance(each, ast.Call)}
+
+    @cached_property
+    def _losses(self) -> set[str]:
+        return set(handed_back(self.script, self.function))
+
+    @cached_property
+    def _assigned(self) -> list[tuple[set[ast.AST], set[str], set[str]]]:
+        """Of each assignment what stands in its value, the names there, and those that it binds."""
+        found = (node for node in ast.walk(self.function) if isinstance(node, ast.Assign))
+        return [(set(ast.walk(node.value)), _names([node.value]), _names(node.targets)) for node in found]
+
+    def is_trained_on(self, call: Call) -> bool:
+        """Whether a backward pass starts from what a call returns, over a few names."""
+        held: set[str] = set()
+        for _ in range(_ROUNDS if self._losses else 0):
+            for parts, names, bound in self._assigned:
+                if call.node in parts or names & held:
+                    held |= bound
+        return bool(self._losses & held)
+
+
+def _names(nodes: list[ast.expr]) -> set[str]:
+    return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 @rule("script.freeze-after-wrap", severity="error", raised_by="torch", evidence=_RAN)
 def frozen_late(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Parameters frozen after DDP was made: it waits for their gradients."""
     for script in scripts(files):
-        for made, name, inner in _wraps(script):
+        for made, name, inner in wraps(script):
             if any(call.owner == name for call in script.methods("eval")) and not any(
                 call.owner == name for call in script.methods("train")
             ):
                 continue  # it is evaluated alone
-            for node in ast.walk(_scope(script, made)):
+            for node in ast.walk(scope(script, made)):
                 if not isinstance(node, ast.expr | ast.stmt) or node.lineno <= made.node.lineno:
                     continue
                 value = _frozen(script, node, {name, *({inner} if inner else ())})
@@ -116,7 +141,36 @@ def frozen_late(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
                 yield replace(found, severity="wrong", raised_by="nobody") if unfreezes else found
 
 
-def _wraps(script: Script) -> Iterator[tuple[Call, str, str]]:
+@rule(
+    "script.freeze-after-engine", severity="wrong", raised_by="nobody",
+    evidence="deepspeedai/DeepSpeed:deepspeed/runtime/engine.py 0.19.8, run at stages 0 to 3",
+)  # fmt: skip
+def frozen_under_engine(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
+    """Parameters frozen after deepspeed.initialize: its optimizer holds them, and decays them in each step."""
+    config = one_config(plan, files, settings)
+    decay = config.get("optimizer.params.weight_decay") if config is not None else None
+    for script in scripts(files) if isinstance(decay, int | float) and decay > 0 else ():
+        for made in script.deepspeed:
+            target = made.around[0] if made.around else None
+            given = made.argument("model", 1)
+            if not isinstance(target, ast.Assign) or not isinstance(given, ast.Name):
+                continue
+            first = target.targets[0].elts[0] if isinstance(target.targets[0], ast.Tuple) else None
+            names = {given.id, ast.unparse(first)} if first is not None else {given.id}
+            for node in ast.walk(scope(script, made)):
+                if not isinstance(node, ast.expr | ast.stmt) or node.lineno <= made.node.lineno:
+                    continue
+                value = _frozen(script, node, names)
+                if isinstance(value, ast.Constant) and value.value is False:
+                    message = (
+                        f"deepspeed.initialize in line {made.node.lineno} has put what is frozen here into its "
+                        f"optimizer: weight_decay {decay:g} shrinks it in each step."
+                    )
+                    fix = "Freeze before deepspeed.initialize, and give it those that train as model_parameters."
+                    yield Hit(script.path, script.python.at(node), message, fix)
+
+
+def wraps(script: Script) -> Iterator[tuple[Call, str, str]]:
     """Calls of DDP that takes parameters as they are, the name it is bound to, and the name that is wrapped."""
     for call in script.called(DDP):
         around = call.around[0] if call.around else None
@@ -127,7 +181,7 @@ def _wraps(script: Script) -> Iterator[tuple[Call, str, str]]:
             yield call, around.targets[0].id, given.id if isinstance(given, ast.Name) else ""
 
 
-def _scope(script: Script, call: Call) -> ast.AST:
+def scope(script: Script, call: Call) -> ast.AST:
     return function_of(call) or script.python.tree
 
 
@@ -164,12 +218,16 @@ def _is_of(node: ast.expr, names: set[str]) -> bool:
         return any(_is_of(each, names) for each in node.elts)
     inner: ast.expr = node
     while isinstance(inner, ast.Attribute | ast.Call | ast.Subscript):
+        if isinstance(inner, ast.Attribute) and inner.attr == "grad":
+            return False  # of a gradient, and not of a parameter
         inner = inner.func if isinstance(inner, ast.Call) else inner.value
     return isinstance(inner, ast.Name) and inner.id in names
 
 
 def _sets(node: ast.stmt, names: set[str]) -> ast.expr | None:
-    """`p.requires_grad = ...` or `m.requires_grad_(...)`, in a loop within too."""
+    """`p.requires_grad = ...` or `m.requires_grad_(...)`, in a loop or a condition within too."""
+    if isinstance(node, ast.If):
+        return next(filter(None, (_sets(each, names) for each in (*node.body, *node.orelse))), None)
     if isinstance(node, ast.For) and _is_of(node.iter, names):
         inner = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
         return next(filter(None, (_sets(each, inner) for each in node.body)), None)
@@ -183,42 +241,35 @@ def _sets(node: ast.stmt, names: set[str]) -> ast.expr | None:
     return None
 
 
-_HAS_PARAMETERS = re.compile(
-    r"(?:Linear|Conv\w+|Embedding|EmbeddingBag|LayerNorm|GroupNorm|BatchNorm\w*|LSTM|GRU|Transformer\w+"
-    r"|MultiheadAttention|Parameter)\("
-)
-_FREEZES = re.compile(r"requires_grad_\(|requires_grad\s*=[^=]")
-_LOOKS_THROUGH = re.compile(r"\bgetattr\(|children\(|\bmodules\(|__dict__|_modules|\bsetattr\(")
+_BY_HAND = re.compile(r"\.grad\b|average_\w*grad|reduce_\w*grad")
+"""What averages them without DDP."""
 
 
-@rule("script.unused-part", severity="error", raised_by="torch", evidence=_RAN)
-def unused_part(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A part of a model under DDP that nothing in the file calls: DDP waits for its gradients."""
+@rule("script.no-sync-always", severity="wrong", raised_by="nobody", evidence=_RAN)
+def always(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Every backward pass under no_sync of DDP, that of the last micro-batch too: gradients are never averaged."""
     for script in scripts(files):
-        wraps = list(_wraps(script)) if not _LOOKS_THROUGH.search(script.python.text) else []
-        texts = {ast.unparse(_scope(script, made)) for made, _, _ in wraps}
-        for node in script.nodes if wraps and not _FREEZES.search(script.python.text) else ():
-            if not isinstance(node, ast.ClassDef) or not any(f"{node.name}(" in text for text in texts):
-                continue
-            if [script.name(base) for base in node.bases] != ["torch.nn.Module"]:
-                continue
-            for name, at in _parts(node):
-                uses = len(re.findall(rf"\b{re.escape(name)}\b", script.python.text))
-                if uses == 1:
-                    message = (
-                        f"nothing uses {name}, and DistributedDataParallel waits for its gradients: RuntimeError "
-                        "in the second step, Expected to have finished reduction."
-                    )
-                    fix = "Take it out, freeze it before DDP, or give find_unused_parameters=True."
-                    yield Hit(script.path, script.python.at(at), message, fix)
+        wrapped = script.assigned(DDP)
+        if not wrapped or not script.passes or _BY_HAND.search(script.python.text):
+            continue
+        withs = [_no_sync(script, call, wrapped) for call in script.passes]
+        if all(each is not None for each in withs):
+            for at in dict.fromkeys(each for each in withs if each is not None):
+                message = (
+                    f"every backward pass stands under {ast.unparse(at)}, the last one before a step too: "
+                    "gradients are never averaged, and each rank trains a model of its own."
+                )
+                fix = "Leave it out for the last micro-batch of a step: contextlib.nullcontext() there."
+                yield Hit(script.path, script.python.at(at), message, fix)
 
 
-def _parts(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
-    """`self.NAME = Linear(...)` in a class's own __init__."""
-    functions = (each for each in node.body if isinstance(each, ast.FunctionDef))
-    init = next((each for each in functions if each.name == "__init__"), None)
-    for each in ast.walk(init) if init is not None else ():
-        if isinstance(each, ast.Assign) and isinstance(target := each.targets[0], ast.Attribute):
-            own = isinstance(target.value, ast.Name) and target.value.id == "self"
-            if own and _HAS_PARAMETERS.search(ast.unparse(each.value)):
-                yield target.attr, each
+def _no_sync(script: Script, call: Call, wrapped: set[str]) -> ast.Call | None:
+    """The `model.no_sync()` that a pass always stands under."""
+    for node in call.around:
+        if isinstance(node, ast.FunctionDef):
+            return None
+        for item in node.items if isinstance(node, ast.With) else ():
+            made = item.context_expr
+            if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "no_sync":
+                return made if ast.unparse(made.func.value) in wrapped else None
+    return None

@@ -10,6 +10,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.config import one_config
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts.defaults import value_of
 from dslaunch.rules.scripts.guards import function_of, one_rank_guard
 from dslaunch.rules.scripts.tree import ACCELERATOR, FULLY_SHARD, Call, Script, scripts
 from dslaunch.rules.settings import Settings
@@ -69,15 +70,16 @@ def _is_of(script: Script, given: ast.expr) -> bool:
 def divided_twice(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A loss that the script divides by the accumulated passes, although the engine or accelerate does."""
     config = one_config(plan, files, settings)
-    steps = config.get("gradient_accumulation_steps") if config is not None else None
+    steps = config.get(_STEPS) if config is not None else None
     for script in scripts(files):
-        by_engine = {} if script.by_framework or type(steps) is not int or steps < 2 else dict.fromkeys(
-            script.engines, str(steps)
-        )  # fmt: skip
-        for call in script.methods("backward") if by_engine or script.accelerators else ():
-            told = by_engine.get(call.owner) or _accelerates(script, call.owner)
-            by = _divisor(script, call) if told and call.keyword("scale_wrt_gas") is None else None
-            if by is None or not _counts_passes(script, by, told, call.owner):
+        engines = set() if script.by_framework or (type(steps) is int and steps < 2) else script.engines
+        for call in script.methods("backward") if engines or script.accelerators else ():
+            told = {str(steps)} if type(steps) is int else _written(script)
+            if call.owner not in engines:
+                told = _accelerates(script, call.owner)
+            asked = (told or call.owner in engines) and call.keyword("scale_wrt_gas") is None
+            by = _divisor(script, call) if asked else None
+            if by is None or not _counts_passes(files, script, by, told, call):
                 continue
             message = (
                 f"the loss is divided by {ast.unparse(by)} here and once more in {call.owner}.backward: the "
@@ -86,36 +88,83 @@ def divided_twice(plan: Plan | None, files: FileSet, settings: Settings) -> Iter
             yield script.hit(call, message, f"Hand the undivided loss to {call.owner}.backward.")
 
 
-def _accelerates(script: Script, name: str) -> str:
+_STEPS = "gradient_accumulation_steps"
+
+
+def _written(script: Script) -> set[str]:
+    """What a script writes into a configuration as the passes of a step, unless that is 1."""
+    found = [
+        value for node in script.nodes if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True) if script.constant(key) == _STEPS
+    ] + [
+        node.value for node in script.nodes
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
+        and script.constant(node.targets[0].slice) == _STEPS
+    ]  # fmt: skip
+    return {ast.unparse(value) for value in found if script.constant(value) not in (1, "auto")}
+
+
+def _accelerates(script: Script, name: str) -> set[str]:
     """What the Accelerator of this name is to accumulate, as it is written; empty where that is nothing."""
     made = script.called(*ACCELERATOR) if name in script.accelerators else []
-    given = made[0].keyword("gradient_accumulation_steps") if len(made) == 1 else None
-    return "" if given is None or script.constant(given) == 1 else ast.unparse(given)
+    given = made[0].keyword(_STEPS) if len(made) == 1 else None
+    return set() if given is None or script.constant(given) == 1 else {ast.unparse(given)}
 
 
 def _divisor(script: Script, call: Call) -> ast.expr | None:
     """By what the loss is divided that is handed to a call, there or in the last line that binds its name."""
     given = call.node.args[0] if call.node.args else None
     if isinstance(given, ast.Name):
-        last = None
-        for node in ast.walk(function_of(call) or script.python.tree):
+        last, scope = None, function_of(call) or script.python.tree
+        for node in ast.walk(scope):
             if not isinstance(node, ast.Assign | ast.AugAssign) or node.lineno >= call.node.lineno:
                 continue
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if ast.unparse(target) == given.id and (last is None or last.lineno < node.lineno):
                 last = node
-        if isinstance(last, ast.AugAssign):
-            return last.value if isinstance(last.op, ast.Div) else None
-        given = last.value if last is not None else None
-    return given.right if isinstance(given, ast.BinOp) and isinstance(given.op, ast.Div) else None
+        if last is None:
+            return None
+        divided = isinstance(last, ast.AugAssign) and isinstance(last.op, ast.Div)
+        by = last.value if divided else _divided_by(last.value)
+        return by if by is not None and not _elsewhere(scope, last, call, by) else None
+    return _divided_by(given)
 
 
-def _counts_passes(script: Script, by: ast.expr, told: str, owner: str) -> bool:
-    """Whether a divisor is the number of accumulated passes: the same words or number, or the owner's own."""
-    text, number = ast.unparse(by), script.constant(by)
-    if text == told or (number is not None and str(number) == told):
+def _divided_by(given: ast.expr | None) -> ast.expr | None:
+    """The divisor of `loss / n`, `loss.div(n)` and `loss * (1 / n)`."""
+    if isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute):
+        return given.args[0] if given.func.attr in ("div", "div_", "true_divide") and given.args else None
+    if not isinstance(given, ast.BinOp):
+        return None
+    share = given.right
+    if isinstance(given.op, ast.Mult) and isinstance(share, ast.BinOp) and isinstance(share.op, ast.Div):
+        return share.right if ast.unparse(share.left) in ("1", "1.0") else None
+    return share if isinstance(given.op, ast.Div) else None
+
+
+def _elsewhere(scope: ast.AST, divides: ast.stmt, call: Call, by: ast.expr) -> bool:
+    """Whether a condition stands around the division alone, other than whether there are several passes."""
+    around = (node for node in ast.walk(scope) if isinstance(node, ast.If))
+    return any(
+        any(each is divides for each in ast.walk(node)) and node not in call.around
+        and ast.unparse(by) not in ast.unparse(node.test)
+        for node in around
+    )  # fmt: skip
+
+
+def _counts_passes(files: FileSet, script: Script, by: ast.expr, told: set[str], call: Call) -> bool:
+    """Whether a divisor is the number of accumulated passes: the same words or number, or read from the engine."""
+    held = script.bound(by) or by
+    texts, number = {ast.unparse(by), ast.unparse(held)}, value_of(files, script, by, call.around)
+    if texts & told or (number is not None and str(number) in told):
         return True
-    return re.fullmatch(rf"{re.escape(owner)}\.gradient_accumulation_steps(?:\(\))?", text) is not None
+    if call.owner not in script.engines:
+        return False
+    key = held.slice if isinstance(held, ast.Subscript) else None
+    if isinstance(held, ast.Call) and isinstance(held.func, ast.Attribute) and held.func.attr == "get":
+        key = held.args[0] if held.args else None
+    own = rf"{re.escape(call.owner)}\.{_STEPS}(?:\(\))?"
+    return script.constant(key) == _STEPS or any(re.fullmatch(own, text) for text in texts)
 
 
 @rule("script.fsdp2-state", severity="wrong", raised_by="nobody", evidence="torch 2.13, run on two ranks")

@@ -10,6 +10,8 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.alone import JOINS
+from dslaunch.rules.scripts.bindings import possible
+from dslaunch.rules.scripts.objects import beside
 from dslaunch.rules.scripts.tree import LOADER, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -32,13 +34,13 @@ def shared_stream(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
             continue
         for call in script.called(LOADER):
             given = call.argument("dataset", 0)
-            data = script.bound(given)
-            if data is None:
+            made = _made(script, given, call) if given is not None else []
+            if not made:
                 continue
-            text = f"{ast.unparse(call.node)} {ast.unparse(data)}"
+            text = " ".join(map(ast.unparse, (call.node, *made)))
             if _SHARES.search(text.replace(".shuffle(", "").replace("shuffle=", "")):
                 continue  # shuffled or not, each rank reads all of it
-            name = _stream(script, data)
+            name = _stream(script, made)
             if name:
                 message = (
                     f"each rank reads {name} from its beginning: all train on the same batches, and more GPUs do "
@@ -50,15 +52,29 @@ def shared_stream(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
                 yield script.hit(call, message, fix)
 
 
-def _stream(script: Script, data: ast.expr) -> str:
+def _made(script: Script, given: ast.expr, call: Call) -> list[ast.expr]:
+    """All that a data set may be made of, over names that are bound several times: `ds = ds.map(...)`."""
+    found: list[ast.expr] = []
+    waiting = [given]
+    while waiting:
+        node = waiting.pop()
+        if any(node is each for each in found):
+            continue
+        if not isinstance(node, ast.Name):
+            found.append(node)
+        names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+        waiting += [value for each in names for value in possible(script, each, call.around)]
+    return found
+
+
+def _stream(script: Script, made: list[ast.expr]) -> str:
     """The class, or load_dataset, that makes a stream in which no rank is told of; empty for anything else."""
-    made = script.name(data.func) if isinstance(data, ast.Call) else ""
+    names = {script.name(each.func) for each in made if isinstance(each, ast.Call)}
     for node in script.nodes:
-        if isinstance(node, ast.ClassDef) and node.name == made:
+        if isinstance(node, ast.ClassDef) and node.name in names:
             own = [script.name(base) for base in node.bases] == [_STREAM]
-            return made if own and not _SHARES.search(ast.unparse(node)) else ""
-    held = (script.bound(each) for each in ast.walk(data) if isinstance(each, ast.Name))
-    nodes = [each for part in (data, *held) if part is not None for each in ast.walk(part)]
+            return node.name if own and not _SHARES.search(ast.unparse(node)) else ""
+    nodes = [each for part in made for each in ast.walk(part)]
     calls = [Call(each, script.name(each.func), ()) for each in nodes if isinstance(each, ast.Call)]
     streams = any(
         each.name.endswith("load_dataset") and script.constant(each.keyword("streaming")) is True
@@ -84,23 +100,31 @@ _AGREES = re.compile(r"all_reduce|all_gather|broadcast|max_steps|total_steps|num
 @rule("script.uneven-stream", severity="hang", raised_by="nobody", evidence="torch 2.13, run on two ranks")
 def uneven_stream(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A pass over a stream that each rank has its own share of, to its end: shares of other lengths."""
-    for script in scripts(files):
+    every = list(scripts(files))
+    shared = {name: script for script in every for name in _by_rank(script)}
+    for script in every:
         if script.by_framework or not script.own_loop or JOINS.search(script.python.text):
             continue
-        streams = {
-            node.name for node in script.nodes
-            if isinstance(node, ast.ClassDef) and [script.name(base) for base in node.bases] == [_STREAM]
-            and _BY_RANK.search(text := ast.unparse(node)) and not _ENDLESS.search(text)
-        }  # fmt: skip
-        for loop in script.nodes if streams else ():
-            name = _read(script, loop) if isinstance(loop, ast.For) else ""
-            if isinstance(loop, ast.For) and name in streams and not _bounded(loop):
+        for loop in (node for node in script.nodes if isinstance(node, ast.For)) if shared else ():
+            name = _read(script, loop)
+            last = name.rpartition(".")[2]
+            of = [script, *beside(script, name, every)] if last in shared else []
+            if any(shared[last] is each for each in of) and not _bounded(loop):
                 message = (
-                    f"{name} gives each rank a share of its own, and the loop runs to the share's end: where "
+                    f"{last} gives each rank a share of its own, and the loop runs to the share's end: where "
                     "these hold different numbers of batches, the ranks with more wait for ever in backward."
                 )
                 fix = "Run a number of steps that all know, or agree on the end by all_reduce; or use Join."
                 yield Hit(script.path, script.python.at(loop), message, fix)
+
+
+def _by_rank(script: Script) -> Iterator[str]:
+    """The file's streams that end, and that give each rank samples or files of its own."""
+    for node in script.nodes if "IterableDataset" in script.python.text else ():
+        if isinstance(node, ast.ClassDef) and [script.name(base) for base in node.bases] == [_STREAM]:
+            text = ast.unparse(node)
+            if _BY_RANK.search(text) and not _ENDLESS.search(text):
+                yield node.name
 
 
 def _read(script: Script, loop: ast.For) -> str:

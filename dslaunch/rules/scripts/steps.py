@@ -1,14 +1,17 @@
-"""Training scripts whose engine or Accelerator is stepped or saved so that something is lost."""
+"""Training scripts whose engine, Accelerator or optimizer is stepped or saved so that something is lost."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.config import ZERO, one_config
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts.defaults import value_of
 from dslaunch.rules.scripts.guards import guards
 from dslaunch.rules.scripts.tree import ACCELERATOR, Call, Script, scripts
 from dslaunch.rules.settings import Settings
@@ -183,3 +186,118 @@ def _accumulated(script: Script, call: Call) -> int:
     if isinstance(plugin, ast.Call):
         steps = script.constant(Call(plugin, "", ()).argument("num_steps", 0))
     return steps if type(steps) is int else 0
+
+
+@rule("script.zero-grad-first", severity="wrong", raised_by="nobody", evidence="torch 2.13, run")
+def zero_grad_first(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """zero_grad between backward and step: the gradients are gone before they are used."""
+    for script in scripts(files):
+        for call in script.methods("zero_grad"):
+            loop = next((each for each in call.around if isinstance(each, ast.For | ast.While)), None)
+            block = _block(call)
+            if loop is None or block is None or not _steps_next(script, block, call):
+                continue
+            before = (each for each in script.passes if loop in each.around)
+            if any(each.node.lineno < call.node.lineno for each in before):
+                message = (
+                    f"{call.owner}.zero_grad() stands between backward and step: the gradients are None when "
+                    "the optimizer steps, no weight changes."
+                )
+                yield script.hit(call, message, "Move it behind the step.")
+
+
+def _block(call: Call) -> list[ast.stmt] | None:
+    """The statements behind that which a call is, in the same list."""
+    statement = call.around[0] if call.around else None
+    for node in call.around[1:2]:
+        for body in (getattr(node, "body", []), getattr(node, "orelse", [])):
+            if isinstance(body, list) and statement in body:
+                return body[body.index(statement) + 1 :]
+    return None
+
+
+def _steps_next(script: Script, block: list[ast.stmt], call: Call) -> bool:
+    """Whether the next thing that is done with the same optimizer is a step, and no pass comes between."""
+    for statement in block:
+        made = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(made, ast.Call):
+            return False
+        name = script.name(made.func)
+        given = ast.unparse(made.args[0]) if made.args else ""
+        if name == f"{call.owner}.step":
+            return not made.args and not made.keywords
+        if name.rpartition(".")[2] == "step" and given == call.owner:
+            return True
+        if name.rpartition(".")[2] not in _HARMLESS:
+            return False
+    return False
+
+
+_HARMLESS = ("clip_grad_norm_", "clip_grad_value_", "unscale_", "print", "info", "update")
+
+
+@rule("script.schedule-steps", severity="error", raised_by="torch", evidence="torch 2.13, run")
+def schedule_steps(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A schedule as long as there are epochs, that is stepped after each batch."""
+    for script in scripts(files):
+        for call in script.calls if not script.accelerators else ():
+            length = call.argument(*_LENGTHS[call.name]) if call.name in _LENGTHS else None
+            if length is None:
+                if call.name in _LENGTHS:
+                    yield from _divided(files, script, call)
+                continue
+            text, names = ast.unparse(length), script.assigned(call.name)
+            for step in script.methods("step"):
+                loops = [each for each in step.around if isinstance(each, ast.For | ast.While)]
+                trains = any(loops and loops[0] in each.around for each in script.passes)
+                each_batch = len(loops) > 1 and trains and not list(guards(step))
+                if step.owner not in names or not each_batch or not _counts(script, loops[-1], text):
+                    continue
+                kind = call.name.rpartition(".")[2]
+                effect = "ValueError as soon as it has taken that many steps"
+                if kind != "OneCycleLR":
+                    effect = "the rate falls within that many batches, and rises again"
+                message = f"{kind} of {text} steps, the epochs, is stepped after each batch: {effect}."
+                found = script.hit(call, message, f"Write {text} * len(loader), or step it once an epoch.")
+                yield found if kind == "OneCycleLR" else replace(found, severity="wrong")
+                break
+
+
+def _divided(files: FileSet, script: Script, call: Call) -> Iterator[Hit]:
+    """steps_per_epoch of fewer steps than there are batches, and a step behind each batch."""
+    given = call.argument("steps_per_epoch", 4)
+    divides = isinstance(given, ast.BinOp) and isinstance(given.op, ast.FloorDiv | ast.Div)
+    if not isinstance(given, ast.BinOp) or not divides or not re.fullmatch(r"len\(\w+\)", ast.unparse(given.left)):
+        return
+    loader, parts = ast.unparse(given.left)[4:-1], value_of(files, script, given.right, call.around)
+    for step in script.methods("step"):
+        loop = next((each for each in step.around if isinstance(each, ast.For | ast.While)), None)
+        if not isinstance(loop, ast.For) or list(guards(step)) or step.owner not in script.assigned(call.name):
+            continue
+        over = {each.id for each in ast.walk(loop.iter) if isinstance(each, ast.Name)}
+        leaves = any(isinstance(each, ast.Continue) for each in ast.walk(loop))
+        trains = any(loop in each.around for each in script.passes)
+        if loader in over and trains and not leaves and type(parts) is int and parts > 1:
+            message = (
+                f"steps_per_epoch is {ast.unparse(given)}, and the schedule is stepped after each batch: "
+                f"ValueError when 1/{parts} of the run is done."
+            )
+            fix = f"Write steps_per_epoch={ast.unparse(given.left)}, or step it with the optimizer alone."
+            yield script.hit(call, message, fix)
+            return
+
+
+_LENGTHS = {
+    "torch.optim.lr_scheduler.OneCycleLR": ("total_steps", 2),
+    "torch.optim.lr_scheduler.CosineAnnealingLR": ("T_max", 1),
+}
+"""The argument that is a schedule's length, and its place."""
+
+
+def _counts(script: Script, loop: ast.For | ast.While, text: str) -> bool:
+    """Whether a loop runs over that many numbers: `for epoch in range(args.epochs)`."""
+    over = loop.iter if isinstance(loop, ast.For) else None
+    if isinstance(over, ast.Call) and script.name(over.func).rpartition(".")[2] == "tqdm" and over.args:
+        over = over.args[0]
+    by_range = isinstance(over, ast.Call) and script.name(over.func) == "range"
+    return isinstance(over, ast.Call) and by_range and bool(over.args) and ast.unparse(over.args[-1]) == text

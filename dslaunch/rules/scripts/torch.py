@@ -15,13 +15,14 @@ from dslaunch.rules.scripts.branches import others_may_join
 from dslaunch.rules.scripts.guards import (
     COLLECTIVES,
     OF_ACCELERATE,
+    OF_CHECKPOINTS,
     function_of,
     guards,
     on_one_rank,
     one_rank_guard,
 )
-from dslaunch.rules.scripts.launched import launched
-from dslaunch.rules.scripts.tree import DDP, FSDP, INIT, Call, Script, scripts
+from dslaunch.rules.scripts.prefixes import handed, loaded_before, of_resumes
+from dslaunch.rules.scripts.tree import DDP, FSDP, INIT, Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
 _DOCS = "PyTorch 2.13 documentation"
@@ -37,7 +38,9 @@ _OF_SHARDS = frozenset({"save_state", "load_state", "get_state_dict"})
 _SHARED_DATA = re.compile(
     r"DistributedSampler|BatchSampler|split_dataset_by_node|IterableDataset|webdataset|\bwds\b|StreamingDataset"
     r"|distributed_sampler|get_data_parallel|DataLoader2|shard\(|SequentialDistributed"
+    r"|\)\[(?:\w+\.)?(?:\w*rank|proc_id)\]|\[(?:\w+\.)?\w*rank\s*::"
 )
+"""What samples are shared out by, of a library or by hand: `indices.split(n)[rank]`, `files[rank::n]`."""
 
 
 @rule("script.data-parallel", severity="slow", raised_by="nobody", evidence=f"{_DOCS}: DataParallel")
@@ -58,7 +61,9 @@ def sampler(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     for script in scripts(files):
         if not script.own_loop or _SHARED_DATA.search(script.python.text):
             continue
-        for call in script.called("torch.utils.data.DataLoader"):
+        if not _epochs(script) and any("rank" in ast.unparse(each.node) for each in script.methods("manual_seed")):
+            continue  # each draws at random, by a seed of its own, for a number of steps
+        for call in script.called("torch.utils.data.DataLoader") if not _by_engine(script) else ():
             shuffle = call.keyword("shuffle")
             shuffles = isinstance(shuffle, ast.Constant) and shuffle.value is True
             if (
@@ -71,6 +76,18 @@ def sampler(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
                     "each rank draws from the whole data set by itself: no DistributedSampler shares it out."
                 )
                 yield script.hit(call, message, "Give sampler=DistributedSampler(dataset), and no shuffle.")
+
+
+def _by_engine(script: Script) -> bool:
+    """Whether deepspeed.initialize makes the loader that trains, by ranks."""
+    for call in script.deepspeed:
+        given, around = call.argument("training_data", 4), call.around[0] if call.around else None
+        targets = around.targets[0] if isinstance(around, ast.Assign) else None
+        loader = targets.elts[2:3] if isinstance(targets, ast.Tuple) else []
+        taken = any(isinstance(each, ast.Name) and each.id.strip("_") for each in loader)
+        if given is not None and not is_none(given) and taken:
+            return True
+    return False
 
 
 @rule(
@@ -119,15 +136,21 @@ def device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
             yield script.hit(bare[0], message, fix)
 
 
+_GIVEN = re.compile(r"CUDA_VISIBLE_DEVICES|ray\.remote")
+"""What gives each process GPUs of its own."""
+
+
 @rule("script.first-device", severity="memory", raised_by="nobody", evidence=f"{_DOCS}: torch.device")
 def first_device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """GPU 0 by its number, in every process of a node."""
     for script in scripts(files):
-        if not (script.own_loop or script.deepspeed) or "CUDA_VISIBLE_DEVICES" in script.python.text:
+        if not (script.own_loop or script.deepspeed) or _GIVEN.search(script.python.text):
             continue
         for call in script.calls:
             named = any(isinstance(each, ast.Constant) and each.value == "cuda:0" for each in call.node.args)
-            if call.method in ("to", "device") and named and one_rank_guard(call) is None:
+            others = (each for node, first in guards(call) for each in (node.orelse if first else node.body))
+            chosen = any("accelerator.device" in ast.unparse(each) for each in others)
+            if call.method in ("to", "device") and named and one_rank_guard(call) is None and not chosen:
                 message = (
                     '"cuda:0" is the same GPU in each process of a node: its memory holds all of theirs.'
                 )
@@ -230,6 +253,8 @@ def _is_collective(script: Script, call: Call, *, sharded: bool) -> bool:
         return call.owner in script.accelerators
     if call.method == "state_dict":
         return call.owner in script.sharded
+    if call.name in OF_CHECKPOINTS:
+        return call.keyword("no_dist") is None and call.keyword("process_group") is None
     of_torch = call.owner in ("torch.distributed", "deepspeed.comm") and call.method in COLLECTIVES
     return of_torch or (call.method in _OF_ENGINES and call.owner in script.engines)
 
@@ -255,7 +280,9 @@ def save(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 
 def _guarded(script: Script, call: Call) -> bool:
     """Whether a condition on the rank is around the call, before it, or around a call of its function."""
-    if any(re.search(r"rank|main|master|should_save", ast.unparse(node.test)) for node, _ in guards(call)):
+    told = (each.keyword("rank") for each in script.called(INIT))
+    own = "".join(f"|\\b{each.id}\\b" for each in told if isinstance(each, ast.Name))
+    if any(re.search(f"rank|main|master|should_save{own}", ast.unparse(node.test)) for node, _ in guards(call)):
         return True
     function = function_of(call)
     if function is None:
@@ -289,9 +316,19 @@ def module_prefix(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
             inside = any(
                 isinstance(node, ast.Call) and script.name(node.func) == "torch.save" for node in call.around
             )
-            if inside and call.owner in wrapped:
-                message = f"{call.owner} is wrapped: every name in the file begins with `module.`"
-                yield script.hit(call, message, f"Save {call.owner}.module.state_dict().")
+            name = handed(script, call, wrapped)
+            loads = loaded_before(script, name) if name else None
+            name = name if loads is not None else call.owner if inside and call.owner in wrapped else ""
+            if name:
+                message = f"{name} is wrapped: every name in the file begins with `module.`"
+                if loads is not None:
+                    message = (
+                        f"{message}, and line {loads.node.lineno} loads it above the wrapping: RuntimeError, "
+                        "Missing key(s) in state_dict."
+                    )
+                found = script.hit(call, message, f"Save {name}.module.state_dict().")
+                yield replace(found, severity="error", raised_by="torch") if loads is not None else found
+        yield from of_resumes(script) if script.own_loop and not _strips(script) else ()
 
 
 def _strips(script: Script) -> bool:
@@ -345,39 +382,3 @@ def item(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
                 yield script.hit(
                     call, f"{call.owner}.item() waits for the GPU at each step.", "Log every N steps."
                 )
-
-
-@rule(
-    "script.local-rank", severity="wrong", raised_by="nobody", evidence="torch/distributed/run.py 2.13, run",
-)  # fmt: skip
-def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A script that reads its rank from --local_rank, under torchrun, which passes none."""
-    by_torchrun = {
-        script.path: (script, launcher)
-        for _, command, script in launched(files) if (launcher := command.launcher("torchrun"))
-    }  # fmt: skip
-    for script, launcher in by_torchrun.values():
-        if "LOCAL_RANK" in script.python.text or not _uses_its_local_rank(script):
-            continue
-        for call in script.methods("add_argument"):
-            names = [str(each.value) for each in call.node.args if isinstance(each, ast.Constant)]
-            if "--local_rank" not in names and "--local-rank" not in names:
-                continue
-            if launcher.spelled != "torch.distributed.launch":  # torchrun.launch-local-rank
-                message = f"{names[0]} is never given by torchrun: the default is every process's rank."
-                yield script.hit(call, message, 'Read int(os.environ["LOCAL_RANK"]).')
-
-
-def _uses_its_local_rank(script: Script) -> bool:
-    """Whether the argument is read here, or may be elsewhere: what was parsed is handed on as a whole."""
-    nodes = list(script.nodes)
-    if any(isinstance(node, ast.Attribute) and node.attr == "local_rank" for node in nodes):
-        return True
-    parsed = {
-        name.id for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        and script.name(node.value.func).endswith(".parse_args")
-        for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)
-    }  # fmt: skip
-    taken_apart = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    names = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    return not parsed or any(node.id in parsed and id(node) not in taken_apart for node in names)

@@ -1,8 +1,9 @@
-"""Training scripts that load a model for the Trainer or accelerate: before ZeRO-3 is known, or over all GPUs."""
+"""Training scripts that load a model for the Trainer or accelerate, and what that then can't do."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -121,3 +122,57 @@ def _is_trained(script: Script, call: Call) -> bool:
         isinstance(given, ast.Name) and given.id in names
         for each in takers for given in (each.keyword("model"), *each.node.args)
     )  # fmt: skip
+
+
+@rule(
+    "script.resume-always", severity="error", raised_by="transformers",
+    evidence="huggingface/transformers:src/transformers/trainer.py train 5.24.0, run",
+)  # fmt: skip
+def resume_always(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A Trainer that is told to resume in each run, the first one too."""
+    for script in scripts(files):
+        makes = [name for name in script.calls if name.method.endswith("Trainer")]
+        if not makes or _ASKS.search(script.python.text):
+            continue
+        for call in script.methods("train"):
+            given = call.argument("resume_from_checkpoint", 0)
+            always = isinstance(given, ast.Constant) and given.value is True
+            chosen = any(isinstance(each, ast.If | ast.Try | ast.IfExp) for each in call.around)
+            if always and not chosen:
+                message = "the first run has no checkpoint: ValueError, No valid checkpoint found."
+                fix = "Give resume_from_checkpoint=get_last_checkpoint(output_dir), which is None without one."
+                yield script.hit(call, message, fix)
+
+
+_ASKS = re.compile(r"get_last_checkpoint|exists\(|isdir\(|is_dir\(|listdir\(|glob\(")
+
+
+@rule(
+    "script.quantized", severity="error", raised_by="transformers",
+    evidence="huggingface/transformers:src/transformers/trainer_utils.py validate_quantization_for_training 5.24",
+)  # fmt: skip
+def quantized(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A model of 4 or 8 bits that a Trainer is to train without adapters."""
+    for script in scripts(files):
+        words = {*script.imports.values(), *(str(getattr(node, "arg", "")) for node in script.nodes)}
+        if any(re.search("peft|lora|adapter", word, re.IGNORECASE) for word in (*words, *script.bound_at)):
+            continue
+        for call in script.called("transformers.Trainer", "transformers.Seq2SeqTrainer"):
+            given = call.argument("model", 0)
+            made = script.bound(given) if isinstance(given, ast.Name) else None
+            trains = any(each.method == "train" for each in script.every)
+            adapts = any("adapter" in each.method.lower() for each in script.calls)
+            if isinstance(made, ast.Call) and _has_few_bits(script, made) and trains and not adapts:
+                message = "a model of 4 or 8 bits without adapters: the Trainer raises ValueError when it is made."
+                fix = "Train adapters: get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(...))."
+                yield script.hit(call, message, fix)
+
+
+def _has_few_bits(script: Script, made: ast.Call) -> bool:
+    """Whether a model is loaded by bitsandbytes."""
+    given = {each.arg: script.bound(each.value) for each in made.keywords}
+    asked = given.get("quantization_config")
+    by_config = isinstance(asked, ast.Call) and script.name(asked.func) == "transformers.BitsAndBytesConfig"
+    if isinstance(asked, ast.Call) and by_config:
+        given = {each.arg: each.value for each in asked.keywords}
+    return any(script.constant(given.get(name)) is True for name in ("load_in_4bit", "load_in_8bit"))

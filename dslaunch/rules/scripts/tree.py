@@ -58,6 +58,11 @@ class Call:
         by_place = self.node.args[place] if len(self.node.args) > place and not starred else None
         return self.keyword(name) or by_place
 
+    @cached_property
+    def function(self) -> ast.FunctionDef | None:
+        """The function that it stands in; None at the top of the file."""
+        return next((node for node in self.around if isinstance(node, ast.FunctionDef)), None)
+
     @property
     def unpacks(self) -> bool:
         """Whether `**options` may hold more keywords."""
@@ -96,6 +101,14 @@ class Script:
     def calls(self) -> tuple[Call, ...]:
         """Every call that has a name, in the order of the lines."""
         return tuple(call for call in self.every if not call.name.startswith("."))
+
+    @cached_property
+    def calls_of(self) -> Mapping[ast.FunctionDef | None, list[Call]]:
+        """The calls by the function that they stand in."""
+        found: dict[ast.FunctionDef | None, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.function, []).append(call)
+        return found
 
     @cached_property
     def passes(self) -> tuple[Call, ...]:

@@ -11,8 +11,9 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts.alone import JOINS, SHARES, WHY, Alone
+from dslaunch.rules.scripts.alone import JOINS, WHY, Alone, alone
 from dslaunch.rules.scripts.guards import COLLECTIVES, OF_ACCELERATE, SEES, function_of, guards, on_one_rank
+from dslaunch.rules.scripts.portions import SHARES
 from dslaunch.rules.scripts.tree import DDP, FSDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -34,9 +35,13 @@ def uneven(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
         if not _on_ranks(script) or JOINS.search(script.python.text):
             continue
         told: set[Position] = set()
+        beside = tuple(other for other in scripts(files) if other is not script)
         calls = {call.node: call for call in (*script.passes, *script.calls)}
+        trains = _trains(script)
         for call in calls.values():
-            if not _meets(script, call) or (found := _left_out(script, call)) is None or found[0] in told:
+            if not _meets(script, call) and not (call.owner in ("", "self") and call.method in trains):
+                continue
+            if (found := _left_out(script, call, beside)) is None or found[0] in told:
                 continue
             at, why = found
             told.add(at)
@@ -45,7 +50,13 @@ def uneven(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
                 "wait for ever, or meets them one step later with other gradients."
             )
             yield Hit(script.path, at, message, _FIX)
-        yield from _uneven_steps(script, told)
+        yield from _uneven_steps(script, told, beside)
+
+
+def _trains(script: Script) -> set[str]:
+    """The functions of the file in which all ranks meet in a backward pass."""
+    functions = (call.function for call in script.passes if _meets(script, call))
+    return {each.name for each in functions if each is not None}
 
 
 _FIX = "Let all decide alike: all_reduce the flag first, or stop the job."
@@ -78,11 +89,14 @@ def _meets(script: Script, call: Call) -> bool:
     return collective and call.keyword("group") is None
 
 
-def _left_out(script: Script, call: Call) -> tuple[Position, str] | None:
+def _left_out(script: Script, call: Call, beside: tuple[Script, ...]) -> tuple[Position, str] | None:
     """What makes one rank pass a call by, and in words; None where nothing is seen to."""
     for test in _passed_by(script, call):
-        if (kind := _alone(script, call).kind(test)) is not None:
+        if (kind := _alone(script, call, beside).kind(test)) is not None:
             return script.python.at(test), f"`{ast.unparse(test)}` {WHY[kind]}"
+    for loop in (each for each in call.around if isinstance(each, ast.For | ast.While)):
+        if (ends := _ends_on_one_rank(loop.body, None)) is not None:
+            return script.python.at(ends), f"`{ast.unparse(ends)}` ends the loop on some ranks alone"
     for node, first_branch in guards(call):
         if first_branch and SEES.search(ast.unparse(node.test)) and _first_makes(node, call):
             why = f"`{ast.unparse(node.test)}` turns over as soon as the first rank has made it"
@@ -93,6 +107,23 @@ def _left_out(script: Script, call: Call) -> tuple[Position, str] | None:
                 return _excepted(each, call)
             if isinstance(each, ast.Try) and (handler := _goes_on(each)) is not None:
                 return _at(handler), _EXCEPTED
+    return None
+
+
+def _ends_on_one_rank(body: list[ast.stmt], told: ast.expr | None) -> ast.expr | None:
+    """The condition about a rank under which a loop is left by `break`."""
+    for node in body:
+        if isinstance(node, ast.Break) and told is not None:
+            return told
+        if isinstance(node, ast.If):
+            joined = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+            parts = node.test.values if isinstance(node.test, ast.BoolOp) and joined else [node.test]
+            ours = next((node.test for each in parts if on_one_rank(each) is not None), told)
+            found = _ends_on_one_rank(node.body, ours) or _ends_on_one_rank(node.orelse, told)
+            if found is not None:
+                return found
+        elif isinstance(node, ast.With) and (found := _ends_on_one_rank(node.body, told)) is not None:
+            return found
     return None
 
 
@@ -119,8 +150,8 @@ def _at(handler: ast.ExceptHandler) -> Position:
     return Position(handler.lineno, handler.col_offset + 1)
 
 
-def _alone(script: Script, call: Call) -> Alone:
-    return Alone(script, function_of(call) or script.python.tree)
+def _alone(script: Script, call: Call, beside: tuple[Script, ...]) -> Alone:
+    return alone(script, call.function or script.python.tree, beside)
 
 
 def _passed_by(script: Script, call: Call) -> Iterator[ast.expr]:
@@ -147,7 +178,12 @@ def _passed_by(script: Script, call: Call) -> Iterator[ast.expr]:
 def _leaving(body: list[ast.stmt], call: Call, *, goes_on: bool) -> Iterator[ast.expr]:
     """The conditions of statements that end the loop or function, or go on with the next pass."""
     for node in body:
-        if not isinstance(node, ast.If) or _holds(node.body, call.method):
+        if not isinstance(node, ast.If):
+            continue
+        if not any(each is call.node for each in ast.walk(node)):
+            for inner in (node.body, node.orelse):
+                yield from _leaving(inner, call, goes_on=goes_on)
+        if _holds(node.body, call.method):
             continue
         above = (node.end_lineno or 0) < call.node.lineno
         last = node.body[-1]
@@ -175,7 +211,9 @@ def _goes_on(node: ast.Try) -> ast.ExceptHandler | None:
     return None
 
 
-def _uneven_steps(script: Script, told: set[Position]) -> Iterator[Hit]:
+def _uneven_steps(
+    script: Script, told: set[Position], beside: tuple[Script, ...]
+) -> Iterator[Hit]:
     """An optimizer's own step that a rank leaves out: nothing waits, and the weights differ from then on."""
     optimizers = {name for each in script.calls if each.name.startswith("torch.optim.")
                   for name in script.assigned(each.name)}  # fmt: skip
@@ -184,7 +222,7 @@ def _uneven_steps(script: Script, told: set[Position]) -> Iterator[Hit]:
         if call.owner not in optimizers and given not in optimizers:
             continue
         for test in _passed_by(script, call):
-            kind, at = _alone(script, call).kind(test), script.python.at(test)
+            kind, at = _alone(script, call, beside).kind(test), script.python.at(test)
             if kind in ("loss", "data", "chance", "memory") and at not in told:
                 told.add(at)
                 message = (

@@ -1,8 +1,9 @@
-"""Training scripts around DDP, FSDP and accelerate: what is wrapped before what, and by whom a step is made."""
+"""Training scripts around DDP and accelerate: what is called before what, and by whom a step is made."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.guards import function_of, guards
-from dslaunch.rules.scripts.tree import ACCELERATOR, DDP, FSDP, FULLY_SHARD, Call, Script, scripts
+from dslaunch.rules.scripts.tree import ACCELERATOR, DDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _RAN = "torch 2.13, run"
@@ -25,57 +26,22 @@ _OF_MODELS = frozenset({
     "get_input_embeddings", "enable_input_require_grads",
 })  # fmt: skip
 """Methods of transformers' models."""
+_TELLS_WRAPPED = re.compile(r"num_processes|world_size|distributed|hasattr|isinstance|DDP", re.IGNORECASE)
 _MOST = 20
 """Calls of one kind that are looked at."""
 
 
-@rule(
-    "script.optimizer-before-wrap", severity="wrong", raised_by="nobody",
-    evidence=f"{_RAN} for fully_shard; PyTorch 2.13 documentation: FullyShardedDataParallel",
-)  # fmt: skip
-def optimizer_first(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """An optimizer made before FSDP replaces the parameters: it steps those that no longer count."""
-    for script in scripts(files):
-        made_by = [call for call in script.calls if call.name.startswith("torch.optim.")][:_MOST]
-        for call in script.called(FSDP, *FULLY_SHARD)[:_MOST] if made_by else ():
-            model = _first_name(call)
-            keeps = call.keyword("use_orig_params")
-            if not model or (keeps is not None and ast.unparse(keeps) != "False") or call.unpacks:
-                continue
-            for made in made_by:
-                if _optimizes(made, model) and _straight_before(script, made, call, model):
-                    message = (
-                        f"{call.method} in line {call.node.lineno} replaces the parameters that this optimizer "
-                        "holds: it trains nothing, without a word."
-                    )
-                    yield script.hit(made, message, f"Make the optimizer after {call.method}.")
-
-
-def _first_name(call: Call) -> str:
-    """The model that is wrapped, where it is a name."""
-    given = call.argument("module", 0)
-    return given.id if isinstance(given, ast.Name) else ""
-
-
-def _optimizes(call: Call, model: str) -> bool:
-    """Whether an optimizer of torch's takes `model.parameters()`."""
-    params = call.argument("params", 0)
-    return call.name.startswith("torch.optim.") and params is not None and (
-        ast.unparse(params) == f"{model}.parameters()"
-    )  # fmt: skip
-
-
-def _straight_before(script: Script, early: Call, late: Call, name: str) -> bool:
+def straight_before(script: Script, early: Call, late: Call, name: str) -> bool:
     """Whether one stands above the other in the same function, outside of branches, with `name` bound no more."""
     if function_of(early) is not function_of(late) or early.node.lineno >= late.node.lineno:
         return False
-    if _in_branch(early) or _in_branch(late):
+    if in_branch(early) or in_branch(late):
         return False
     between = range(early.node.lineno + 1, late.node.lineno)
     return not any(each in between for each in script.bound_at.get(name, ()))
 
 
-def _in_branch(call: Call) -> bool:
+def in_branch(call: Call) -> bool:
     """Whether something but `if __name__ == "__main__":` decides that the call is reached."""
     for node in call.around:
         if isinstance(node, ast.Try | ast.For | ast.While | ast.IfExp | ast.BoolOp | ast.Lambda):
@@ -103,7 +69,7 @@ def before_init(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
         for call in script.calls:
             if call.name not in _NEEDS_RANKS and not _asks_ranks(call):
                 continue
-            late = [each for each in starts if _straight_before(script, call, each, "")]
+            late = [each for each in starts if straight_before(script, call, each, "")]
             if late and not any(each.node.lineno <= call.node.lineno for each in starts):
                 message = (
                     f"{call.method} before {late[0].method} in line {late[0].node.lineno}: ValueError, "
@@ -123,18 +89,36 @@ def wrapped(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     """A method of transformers' models called on DDP, which doesn't hand it on."""
     for script in scripts(files):
         calls = script.methods(*_OF_MODELS)[:_MOST]
-        for node in script.nodes if calls else ():
-            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-                continue
-            if script.name(node.value.func) != DDP or not isinstance(node.targets[0], ast.Name):
-                continue
-            name, top = node.targets[0].id, node in script.python.tree.body
+        for node, name, inner in _wrapped_names(script, files) if calls else ():
+            top = node in script.python.tree.body
             for call in calls:
-                if call.owner == name and _sees(script, call, node, name, top=top):
+                if call.owner == name and _sees(script, call, node, name, top=top) and not _asks_first(call):
                     message = (
                         f"{name} is DistributedDataParallel, which has no {call.method}: AttributeError."
                     )
-                    yield script.hit(call, message, f"Call {name}.module.{call.method}.")
+                    yield script.hit(call, message, f"Call {inner}.{call.method}.")
+
+
+def _asks_first(call: Call) -> bool:
+    """Whether a condition around a call tells a wrapped model from a bare one, or several ranks from one."""
+    return any(_TELLS_WRAPPED.search(ast.unparse(node.test)) for node, _ in guards(call))
+
+
+def _wrapped_names(script: Script, files: FileSet) -> Iterator[tuple[ast.Assign, str, str]]:
+    """Assignments that wrap a model in DDP, the name that holds it then, and how to write the model inside."""
+    told = [str(file.get("distributed_type")).upper() for file in files.of("accelerate")]
+    by_accelerate = set(told) == {"MULTI_GPU"} and script.methods("backward")
+    for node in script.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        target, call = node.targets[0], node.value
+        if script.name(call.func) == DDP and isinstance(target, ast.Name):
+            yield node, target.id, f"{target.id}.module"
+        elif by_accelerate and _method(call) == "prepare" and _owner(call) in script.accelerators:
+            targets = target.elts if isinstance(target, ast.Tuple) else [target]
+            for name, given in zip(targets, call.args, strict=False):
+                if isinstance(name, ast.Name) and isinstance(given, ast.Name):
+                    yield node, name.id, f"{_owner(call)}.unwrap_model({name.id})"
 
 
 def _sees(script: Script, call: Call, made: ast.Assign, name: str, *, top: bool) -> bool:
@@ -239,14 +223,45 @@ def backward(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                     "accumulation."
                 )
                 found = script.hit(call, message, f"Write {name}.backward({call.owner}).")
-                yield found if _scales(script) else replace(found, severity="info")
+                if _halves(script, files):
+                    message = (
+                        f"{call.owner}.backward() under fp16: the optimizer steps by a GradScaler that scaled "
+                        "nothing, AssertionError in the first step."
+                    )
+                    yield replace(found, message=message, severity="error", raised_by="accelerate")
+                else:
+                    yield found if _divides(script) else replace(found, severity="info")
 
 
-def _scales(script: Script) -> bool:
-    """Whether an Accelerator is told to scale the loss or to divide it; its configuration may tell it too."""
+def _halves(script: Script, files: FileSet) -> bool:
+    """Whether the optimizer that is stepped is accelerate's, and scales the loss by script or configuration."""
+    told = files.of("accelerate")
+    prepared = {
+        each.id for call in script.methods("prepare") if call.owner in script.accelerators
+        for each in ast.walk(call.node) if isinstance(each, ast.Name)
+    }  # fmt: skip
+    if not any(call.owner in prepared for call in script.methods("step")):
+        return False
+    if script.methods("GradScaler") or any(each.get("distributed_type") not in _SCALED for each in told):
+        return False
+    given = [script.constant(call.keyword("mixed_precision")) for call in script.called(*ACCELERATOR)]
+    by_file = bool(told) and all(file.get("mixed_precision") == "fp16" for file in told)
+    return given == ["fp16"] or (by_file and given == [None] and not _tells(script))
+
+
+def _tells(script: Script) -> bool:
+    """Whether a script gives its Accelerator a type, or arguments that aren't told."""
     made = script.called(*ACCELERATOR)
-    halves = any(script.constant(call.keyword("mixed_precision")) == "fp16" for call in made)
-    return halves or any(call.keyword("gradient_accumulation_steps") is not None for call in made)
+    return any(call.unpacks or call.keyword("mixed_precision") is not None for call in made)
+
+
+def _divides(script: Script) -> bool:
+    """Whether an Accelerator is told to divide the loss; its configuration may tell it too."""
+    made = script.called(*ACCELERATOR)
+    return any(call.keyword("gradient_accumulation_steps") is not None for call in made)
+
+
+_SCALED = ("MULTI_GPU", "NO", "FSDP")
 
 
 @rule(
