@@ -69,14 +69,20 @@ def hits(
     said: set[tuple[str, Hit]] = set()
     for rule in asked:
         found = iter(rule.check(plan, files, settings))
-        for hit in islice(found, MAX_HITS):
-            said.add((rule.id, hit))
-            yield rule, hit
+        for hit in map(_placed, islice(found, MAX_HITS)):
+            if (rule.id, hit) not in said:  # one option may belong to several commands
+                said.add((rule.id, hit))
+                yield rule, hit
         if more := next(found, None):
             message = f"this is one of more than {MAX_HITS} such places; the rest isn't listed."
             yield rule, replace(more, message=message, edit=None)
     if plan is None:
         yield from hits_in_scripts(files, settings, asked, said)
+
+
+def _placed(hit: Hit) -> Hit:
+    """The hit in the file where it stands: an option of sbatch's is in the script that calls it."""
+    return replace(hit, name=hit.at.file) if hit.at is not None and hit.at.file else hit
 
 
 def _of_folder(job: Job) -> Iterator[tuple[Rule, Hit]]:

@@ -74,7 +74,8 @@ def described(settings: Settings) -> str:
         return f"ranks: not known{said}; --world-size N or cluster=NAME tells"
     nodes, per_node = settings.nodes, settings.ranks_per_node
     grid = f" = {nodes} node{'s' if nodes != 1 else ''} x {per_node}" if nodes and per_node else ""
-    cut = f"; tp {settings.tp or 1}, pp {settings.pp or 1}" if settings.tp or settings.pp else ""
+    degrees = [f"{name} {size}" for name, size in (("tp", settings.tp), ("pp", settings.pp)) if size]
+    cut = f"; {', '.join(degrees)}" if degrees else ""
     return f"ranks: {settings.world_size}{grid}, {settings.size_from}{cut}"
 
 
@@ -116,7 +117,7 @@ def _of_launch(file: File, launch: CommandLine, files: FileSet) -> Size:
         return Size()
     innermost = launch.launchers[-1]
     if innermost.program == "python":
-        outer = launch.launcher("srun") or launch.launcher("mpirun")
+        outer = next((each for each in reversed(launch.launchers) if each.program != "python"), None)
         if outer is None:
             return Size() if launch.conditional or script.directives else Size(1, 1, 1)
         innermost = outer
@@ -218,9 +219,9 @@ def _positive(value: object) -> int | None:
 
 
 def _degree(files: FileSet, flag: str) -> int | None:
-    """A degree of Megatron's arguments, where all agree."""
-    complete = (arguments for _, arguments in files.megatron() if arguments.complete)
-    return _same([_whole_number(arguments.value(flag) or "1") for arguments in complete])
+    """A degree of Megatron's arguments, where all agree; 1 where it isn't given, and no flag may be hidden."""
+    told = (each for _, each in files.megatron() if each.complete or each.has(flag))
+    return _same([_whole_number(arguments.value(flag) or "1") for arguments in told])
 
 
 def _pipeline(files: FileSet) -> int | None:

@@ -24,7 +24,8 @@ _DRAWN = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{12,}")
 _BY_NAME = re.compile(r"--[\w-]*secret[\w-]*(?:=|\s+)['\"]?$")
 """An option that takes NAME=SECRET, where SECRET is what a store calls it."""
 _EXAMPLE = re.compile(
-    r"://(?:user(?:name)?|admin|foo|me|x+):(?:pass(?:word|wd)?|pw|secret|bar|x+)@", re.IGNORECASE
+    r"://(?:(?:my)?(?:user(?:name)?|acct|account)|admin|foo|me|x+):(?:my)?(?:pass(?:word|wd)?|pw|secret|bar|x+)@",
+    re.IGNORECASE,
 )
 """The user and password of examples."""
 
@@ -59,7 +60,7 @@ def _assigned(file: File) -> Iterator[Hit]:
 def _is_value(assignment: Assignment) -> bool:
     """Whether it is one: what is set for programs, or drawn by an issuer."""
     name, value = assignment.name, assignment.value
-    if not may_be_secret(value) or len(value) < _SHORTEST:
+    if not may_be_secret(value) or len(value) < _SHORTEST or value.upper() == name.upper():
         return False
     return name.isupper() or "passw" in name.lower() or _DRAWN.search(value) is not None
 
