@@ -31,7 +31,8 @@ class nn:
             pass
 """
 """In the place of torch, which takes seconds, where only Python is asked."""
-FAILING = [case for case in all_cases() if case.rule in RAISED and case.rule in {rule for rule, _ in case.expect}]
+FAILING = [case for case in all_cases() if case.rule in RAISED and case.rule in {rule for rule, _ in case.expect}
+           and case.real != "unjudged"]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FAILING, ids=lambda case: f"{case.rule}: {case.name}")

@@ -11,6 +11,7 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.manifest import Container, Pods, Workload, as_dict, get, workloads
 from dslaunch.files.position import Path
 from dslaunch.planfile import Plan
+from dslaunch.rules.containers.fields import whole
 from dslaunch.rules.containers.manifests import containers_of, of_containers, shell_text
 from dslaunch.rules.launchers.torchrun import most_nodes, option
 from dslaunch.rules.registry import Hit, Severity, hit, rule
@@ -40,7 +41,7 @@ _INDEX = "JOB_COMPLETION_INDEX"
 
 def _of(files: FileSet) -> Iterator[tuple[File, Workload]]:
     """The objects that start pods."""
-    return ((file, each) for file in files.of("kubernetes") for each in workloads(file.value))
+    return ((file, each) for file in whole(files) for each in workloads(file.value))
 
 
 def _is_template(workload: Workload) -> bool:

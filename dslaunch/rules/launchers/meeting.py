@@ -85,6 +85,82 @@ def _is_default(script: Script, given: ast.expr) -> bool:
 
 
 @rule(
+    "launcher.no-ranks", severity="error", raised_by="python",
+    evidence="torch/distributed/rendezvous.py _env_rendezvous_handler 2.13, CPython 3.11, run",
+)  # fmt: skip
+def no_ranks(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Plain python starts a script that asks the environment for its rank, and nobody sets it."""
+    for file, command, script in _started(files, "python"):
+        if file.kind != "shell" or _may_be_set(files, file, command, script):
+            continue
+        place = script.path.rpartition("/")[2]
+        sure = _run_in_any_case(script)
+        read = _read(script, sure)
+        meets = _by_environment(script)
+        call = meets if meets is not None and id(meets.node) in sure else None
+        if read is not None:
+            name, node = read
+            message = f"plain python sets no {name}: KeyError in {place}, line {node.lineno}."
+        elif call is not None:
+            message = f"plain python sets no RANK: ValueError in {place}, line {call.node.lineno}."
+        else:
+            continue
+        fix = "Start it with torchrun --nproc-per-node N, or deepspeed."
+        yield Hit(file.name, command.at, message, fix)
+
+
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SETS = re.compile(
+    r"setdefault|putenv|os\.environ\.update|environ\[[^]]+\]\s*=[^=]|mpi_discovery|mpi4py|idr_torch|spawn|start_processes|"
+    r"load_dotenv|not in os\.environ|in os\.environ|is_initialized|getenv|environ\.get|SLURM_|OMPI_|PMI_"
+)
+"""What gives a script variables, or lets it do without them."""
+
+
+def _may_be_set(files: FileSet, file: File, command: CommandLine, script: Script) -> bool:
+    """Whether something in the files sets a rank's variables, or starts the shell script on ranks itself."""
+    set_here = {each.name for each in (*command.environment, *file.assignments)} & set(_OF_RANKS)
+    shells = "\n".join(each.text for each in files.of("shell", "env", "kubernetes", "compose") if each is not file)
+    stem = file.name.rpartition("/")[2]
+    sourced = re.search(r"(?:^|\n|;|&&)\s*(?:source|\.)\s", file.text)
+    by_others = stem in shells or "SLURM_" in file.text or "OMPI_" in file.text
+    others = any(re.search(rf"\b(?:{'|'.join(_OF_RANKS)})\b", text) for text in (file.text, shells))
+    return bool(set_here or sourced or by_others or others or _SETS.search(script.python.text))
+
+
+def _read(script: Script, sure: set[int]) -> tuple[str, ast.Subscript] | None:
+    """The first variable of a rank that `os.environ[...]` asks for as the script starts."""
+    for node in script.nodes:
+        if isinstance(node, ast.Subscript) and id(node) in sure and script.name(node.value) == "os.environ":
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if key in _OF_RANKS and isinstance(node.ctx, ast.Load):
+                return str(key), node
+    return None
+
+
+_ELSEWHERE = (ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.Try, ast.While)
+
+
+def _run_in_any_case(script: Script) -> set[int]:
+    """The nodes that no condition and no `try` stands around, from the top of the file through the calls there."""
+    found: set[int] = set()
+    waiting: list[ast.AST] = list(script.python.tree.body)
+    while waiting:
+        node = waiting.pop()
+        if id(node) in found or isinstance(node, _ELSEWHERE):
+            continue
+        if isinstance(node, ast.If | ast.IfExp | ast.For | ast.BoolOp):
+            is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+            waiting += node.body if is_main and isinstance(node, ast.If) else []
+            continue
+        found.add(id(node))
+        waiting += ast.iter_child_nodes(node)
+        called = script.functions.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
+        waiting += called.body if called is not None else []
+    return found
+
+
+@rule(
     "launcher.local-meeting", severity="hang", raised_by="nobody",
     evidence="PyTorch 2.13 documentation: torch.distributed, TCP initialization",
 )  # fmt: skip

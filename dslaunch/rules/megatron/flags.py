@@ -229,6 +229,10 @@ _REMOVED: Mapping[str, str] = {
 }
 
 
+_KEPT = "--checkpoint-activations"
+"""Megatron-DeepSpeed takes it still; a script may add --deepspeed in a branch of its own."""
+
+
 @rule(
     "megatron.deprecated-flag", severity="deprecated", raised_by="nobody", evidence=f"{ARGUMENTS} at {RUN}",
     framework="megatron",
@@ -239,7 +243,7 @@ def deprecated(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterat
         for flag in run.arguments.flags:
             if flag.name in _DEPRECATED:
                 yield run.hit_at(flag, f"{flag.name} is deprecated: {_DEPRECATED[flag.name]}.", "Replace it.")
-            elif flag.name in _REMOVED:
+            elif flag.name in _REMOVED and not (flag.name == _KEPT and "--deepspeed" in run.file.text):
                 instead = _REMOVED[flag.name]
                 message = f"{flag.name} is only there to say that {instead} replaces it; Megatron stops."
                 yield run.hit_at(flag, message, f"Use {instead}.", severity="error")

@@ -73,6 +73,13 @@ def cpu_tensor(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
 _OF_TENSORS = ("all_reduce", "broadcast", "reduce")
 
 
+def _is_looped(call: Call, given: ast.expr) -> bool:
+    """Whether a loop around a call binds what it is given."""
+    loops = [node.target for node in call.around if isinstance(node, ast.For)]
+    names = {each.id for target in loops for each in ast.walk(target) if isinstance(each, ast.Name)}
+    return isinstance(given, ast.Name) and given.id in names
+
+
 def _of_numbers(script: Script) -> Iterator[Hit]:
     """Collectives on a number of Python's, which is no tensor."""
     for call in script.calls:
@@ -82,7 +89,9 @@ def _of_numbers(script: Script) -> Iterator[Hit]:
         if given is None:
             continue
         text = ast.unparse(given)
-        made = possible(script, given, call.around) or assigned(script, text)
+        made = possible(script, given, call.around)
+        if not made and not _is_looped(call, given):
+            made = assigned(script, text)
         added = [
             node.value for node in ast.walk(call.function or script.python.tree)
             if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == text

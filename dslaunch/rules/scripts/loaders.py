@@ -130,6 +130,20 @@ def reentrant(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
                     "parameters: RuntimeError, Expected to mark a variable ready only once."
                 )
                 yield script.hit(call, message, "Write use_reentrant=False, or static_graph=True to DDP.")
+    for script in scripts(files):
+        for call in script.methods("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig"):
+            given = script.bound(call.keyword("gradient_checkpointing_kwargs"))
+            items = zip(given.keys, given.values, strict=True) if isinstance(given, ast.Dict) else ()
+            told = {str(script.constant(key)): script.constant(value) for key, value in items}
+            on = script.constant(call.keyword("gradient_checkpointing")) is True
+            looks = script.constant(call.keyword("ddp_find_unused_parameters")) is True
+            if on and looks and told.get("use_reentrant") is True:
+                message = (
+                    "recomputed within backward, while DDP looks for unused parameters: RuntimeError, Expected to "
+                    "mark a variable ready only once."
+                )
+                fix = 'Write {"use_reentrant": False}, or drop ddp_find_unused_parameters.'
+                yield script.hit(call, message, fix)
 
 
 @rule("script.worker-lambda", severity="error", raised_by="python", evidence="torch 2.13, Python 3.11, run")

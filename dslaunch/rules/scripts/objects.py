@@ -26,7 +26,7 @@ _OF_LIBRARIES: Mapping[str, ast.stmt] = {
 def class_of(script: Script, node: ast.expr, files: Iterable[Script]) -> ast.ClassDef | None:
     """The class of which an object is made in all places: the script's, of a file beside it, or a library's."""
     text = ast.unparse(node)
-    made = [_moved(each) for each in assigned(script, text) if not _is_none(each) and not _wraps(each, text)]
+    made = [moved(each) for each in assigned(script, text) if not _is_none(each) and not _wraps(each, text)]
     names = {script.name(each.func) if isinstance(each, ast.Call) else "" for each in made}
     name = names.pop() if len(names) == 1 else ""
     if not name:
@@ -86,7 +86,7 @@ def _returned(script: Script, value: ast.expr) -> list[ast.expr]:
     return value.elts if isinstance(value, ast.Tuple) else []
 
 
-def _moved(node: ast.expr) -> ast.expr:
+def moved(node: ast.expr) -> ast.expr:
     """`Net()` of `Net().to(device)`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MOVES:
         node = node.func.value
@@ -97,7 +97,7 @@ def _wraps(node: ast.expr, text: str) -> bool:
     """Whether an object is made of what the name held before: `model = DDP(model)`, `model = model.to(device)`."""
     if not isinstance(node, ast.Call):
         return False
-    owner = _moved(node)
+    owner = moved(node)
     inner = [*node.args, *(owner.args if isinstance(owner, ast.Call) else ())]
     return ast.unparse(owner) == text or any(ast.unparse(each) == text for each in inner)
 

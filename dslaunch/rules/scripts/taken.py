@@ -12,6 +12,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.scripts.made import Models
 from dslaunch.rules.scripts.modules import FRAMEWORKS, Folder, Module, homes, reached, started, sure_imports
 from dslaunch.rules.scripts.tree import Call, Script
 from dslaunch.rules.settings import Settings
@@ -130,16 +131,18 @@ def signature(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
             if module.script.path in seen:
                 continue
             seen.add(module.script.path)
-            here = homes(module, folder)
+            here, models = homes(module, folder), Models(module.script)
             for call in module.script.calls:
                 home = _home(here, call.node.func)
                 wrong = _wrong(*home, call) if home is not None and not _is_caught(call) else ""
+                if home is None and call.node.keywords and not _is_caught(call):
+                    wrong = _forward(_home(here, models.made(call.node.func)), call)
                 if wrong:
                     found = module.script.hit(call, wrong, "Call it as it is defined.")
                     yield replace(found, severity="info") if _is_idle(module.script, call) else found
 
 
-def _home(here: dict[str, tuple[Module, str]], called: ast.expr) -> tuple[Module, str] | None:
+def _home(here: dict[str, tuple[Module, str]], called: ast.expr | None) -> tuple[Module, str] | None:
     """Where what is called is defined: `VLA(...)`, or `model.VLA(...)`."""
     if isinstance(called, ast.Name):
         found = here.get(called.id)
@@ -148,6 +151,20 @@ def _home(here: dict[str, tuple[Module, str]], called: ast.expr) -> tuple[Module
         found = here.get(called.value.id)
         return (found[0], called.attr) if found is not None and not found[1] else None
     return None
+
+
+def _forward(home: tuple[Module, str] | None, call: Call) -> str:
+    """What a call of a model gets wrong of its forward: `net(images=x)`."""
+    made = home[0].definitions.get(home[1]) if home is not None else None
+    if not isinstance(made, ast.ClassDef) or not any("Module" in ast.unparse(base) for base in made.bases):
+        return ""
+    functions = {each.name: each for each in made.body if isinstance(each, ast.FunctionDef)}
+    forward = functions.get("forward")
+    if forward is None or forward.decorator_list or forward.args.kwarg is not None or "__call__" in functions:
+        return ""
+    names = [each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)][1:]
+    unknown = [each.arg for each in call.node.keywords if each.arg is not None and each.arg not in names]
+    return f"{made.name}.forward takes no {unknown[0]}: TypeError.{nearest(unknown[0], names)}" if unknown else ""
 
 
 def _is_idle(script: Script, call: Call) -> bool:
