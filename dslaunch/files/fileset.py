@@ -33,6 +33,7 @@ from dslaunch.files.kinds import (
     json_kind,
     looks_like_json,
     looks_like_yaml,
+    meant_json,
     meant_yaml,
     text_kind,
     yaml_kind,
@@ -263,7 +264,8 @@ def _read_tree(
 def _unparsed(name: str, kind: Kind, text: str, problem: Problem) -> File:
     """A text that can't be read, or is too large, is wrong only where it is meant to be a configuration."""
     meant = kind not in ("json", "yaml") or (kind == "yaml" and meant_yaml(text))
-    unread = kind == "yaml" or problem.rule == "file.unread" or (kind == "json" and are_records(text))
+    other = kind == "json" and (are_records(text) or not meant_json(text))
+    unread = kind == "yaml" or problem.rule == "file.unread" or other
     rule = "file.syntax" if meant else "file.unread" if unread else problem.rule
     return File(name, kind, text, problems=(replace(problem, rule=rule),))
 

@@ -58,6 +58,7 @@ _DEEPSPEED_NAME = re.compile(
     r"(?:^|[_.-])(?:ds|deepspeed|zero_?[0-3])(?:[_.-]|$)|^zero(?:[_-]?(?:config|stage\w*))?$", re.IGNORECASE
 )
 _HF_NAME = re.compile(r"(?:hf|training|trainer)[_-]?arg", re.IGNORECASE)
+_JSON_KEY = re.compile(r"[\"'](\w+)[\"']\s*:")
 _YAML_KEY = re.compile(r"^(\w+):", re.MULTILINE)
 _JSON_NAME = re.compile(r"\.h?json$", re.IGNORECASE)
 _YAML_NAME = re.compile(r"\.ya?ml$", re.IGNORECASE)
@@ -119,6 +120,11 @@ def _holds_deepspeed(value: dict[str, Any]) -> bool:
         for key, parts in _SHARED_KEYS.items() if key in value
     )  # fmt: skip
     return bool(found - _SHARED_KEYS.keys()) or as_its_own or 2 * len(found) >= len(value) > 0
+
+
+def meant_json(text: str) -> bool:
+    """Whether a JSON that can't be read names a key of a kind that has rules."""
+    return bool((_DEEPSPEED_KEYS | _HF_KEYS) & set(_JSON_KEY.findall(text[:_LOOKED_AT])))
 
 
 def are_records(text: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.coercion import number
-from dslaunch.rules.megatron.run import Run
+from dslaunch.rules.megatron.run import runs
 from dslaunch.rules.registry import Hit, hit, rule
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.topology import component
@@ -41,16 +41,17 @@ def pipeline_stage(plan: Plan | None, files: FileSet, settings: Settings) -> Ite
         if stages > 1 and (stage(file) or 0) >= 2:
             message = f"ZeRO stage {stage(file)} with {stages} pipeline stages: {_ASSERTS}."
             yield hit(file, (_ZERO, "stage"), message, fix)
-    for file, args in files.megatron():
-        names = {flag.name for flag in args.flags}
-        zero = args.value("--zero-stage") or ""
-        if "--deepspeed" in names and zero in ("2", "3") and "--no-pipeline-parallel" not in names:
+    for run in runs(files, settings):
+        names, zero = run.arguments.names, run.arguments.value("--zero-stage") or ""
+        led = "--deepspeed" in names and "--no-pipeline-parallel" not in names
+        if led and zero in ("2", "3") and run.trains:
             message = (
                 f"--zero-stage {zero} with Megatron-DeepSpeed's pipeline module (for pp 1 too): {_ASSERTS}."
             )
             more = f"{fix} pp 1 needs --no-pipeline-parallel."
-            told = Run(file, args, settings).whole  # a variable may hold --no-pipeline-parallel
-            yield Hit(file.name, args.position("--zero-stage"), message, more, None if told else "info")
+            told = run.whole  # a variable may hold --no-pipeline-parallel
+            at = run.arguments.position("--zero-stage")
+            yield Hit(run.file.name, at, message, more, None if told else "info")
     yield from _planned(plan, fix)
 
 

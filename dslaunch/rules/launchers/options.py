@@ -11,6 +11,7 @@ from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.launchers.hosts import EXCLUDE, GPUS, HOSTFILE, INCLUDE, NODES, Launch, launches, slots_of
+from dslaunch.rules.megatron.run import WITHOUT_TRAINING
 from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.scripts.launched import started
 from dslaunch.rules.settings import Settings
@@ -282,6 +283,8 @@ def environment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
         if not command.arguments.has("--deepspeed", "--deepspeed_config"):
             continue
         outer = command.launchers[0]
+        if command.script is not None and WITHOUT_TRAINING.search(command.script.text.rpartition("/")[2]):
+            continue
         if programs == ["python"] and not any(found.name == "RANK" for found in command.environment):
             message = "no launcher sets RANK and the like: DeepSpeed looks for mpi4py (ModuleNotFoundError)."
             severity: Severity = "error" if _starts_deepspeed(files, command) else "info"

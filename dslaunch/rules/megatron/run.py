@@ -36,7 +36,7 @@ _ELSEWHERE = (
 """Flags that let a checkpoint, a file or a pattern decide what other flags say."""
 
 
-_WITHOUT_TRAINING = re.compile(
+WITHOUT_TRAINING = re.compile(
     r"inference|text_generation|generate|convert|export|evaluate|validate|serve|^test_|merge|preprocess"
 )
 """Names of Megatron's programs that only run a model, or change its files."""
@@ -105,7 +105,7 @@ class Run:
     @property
     def trains(self) -> bool:
         """Whether the program trains, as far as its name tells: no server, test or export of a model."""
-        return not _WITHOUT_TRAINING.search(self.program) and not self.arguments.has("--skip-train")
+        return not WITHOUT_TRAINING.search(self.program) and not self.arguments.has("--skip-train")
 
     @cached_property
     def whole(self) -> bool:

@@ -21,6 +21,7 @@ from dslaunch.rules.scripts.guards import (
     on_one_rank,
     one_rank_guard,
 )
+from dslaunch.rules.scripts.objects import assigned
 from dslaunch.rules.scripts.prefixes import handed, loaded_before, of_resumes
 from dslaunch.rules.scripts.tree import DDP, FSDP, INIT, Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
@@ -71,11 +72,22 @@ def sampler(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
                 and not call.keyword("sampler")
                 and not call.keyword("batch_sampler")
                 and not call.unpacks
+                and not _is_cut(script, call)
             ):
                 message = (
                     "each rank draws from the whole data set by itself: no DistributedSampler shares it out."
                 )
                 yield script.hit(call, message, "Give sampler=DistributedSampler(dataset), and no shuffle.")
+
+
+def _is_cut(script: Script, call: Call) -> bool:
+    """Whether a script cuts the samples by itself, by indices that it was handed: `index = index[seed]`."""
+    given = call.argument("dataset", 0)
+    names = {each.id for each in ast.walk(given) if isinstance(each, ast.Name)} if given is not None else set()
+    return any(
+        isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Name) and ast.unparse(value.value) == name
+        for name in names for value in assigned(script, name)
+    )  # fmt: skip
 
 
 def _by_engine(script: Script) -> bool:
