@@ -246,4 +246,7 @@ def deprecated(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterat
             elif flag.name in _REMOVED and not (flag.name == _KEPT and "--deepspeed" in run.file.text):
                 instead = _REMOVED[flag.name]
                 message = f"{flag.name} is only there to say that {instead} replaces it; Megatron stops."
-                yield run.hit_at(flag, message, f"Use {instead}.", severity="error")
+                if not run.version:
+                    message = f"{message} Releases before megatron-core took it."
+                fix = f"Use {instead}."
+                yield run.hit_at(flag, message, fix, severity="error" if run.version else "deprecated")
