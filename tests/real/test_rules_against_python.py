@@ -17,9 +17,10 @@ RAISED = {
     "script.signature": ("TypeError",),
     "script.config-key": ("KeyError",),
     "script.batch-key": ("KeyError", "ValueError"),
+    "script.forward-tuple": ("TypeError", "AttributeError"),
     "script.shadowed-module": ("ImportError", "AttributeError"),
 }
-NEEDS_TORCH = ("script.batch-key", "script.shadowed-module")
+NEEDS_TORCH = ("script.batch-key", "script.forward-tuple", "script.shadowed-module")
 STUB = """
 class nn:
     class Module:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from dslaunch.rules.scripts.modules import Module
 from dslaunch.rules.scripts.objects import moved
 from dslaunch.rules.scripts.tree import DDP, Script
 
@@ -58,6 +59,11 @@ class Models:
     def _pairs(self, node: ast.Assign) -> Iterator[tuple[str, ast.expr | None]]:
         target, value = node.targets[0], node.value
         names = target.elts if isinstance(target, ast.Tuple) else [target]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(names) == len(value.elts):
+            for each, one in zip(names, value.elts, strict=True):
+                if isinstance(each, ast.Name):
+                    yield each.id, self._source(one, None)
+            return
         for at, each in enumerate(names):
             if isinstance(each, ast.Name):
                 yield each.id, self._source(value, at if isinstance(target, ast.Tuple) else None)
@@ -78,3 +84,13 @@ class Models:
         if name in _WRAPS and inner.args:
             return moved(inner.args[0])
         return inner
+
+
+def forward_of(home: tuple[Module, str] | None) -> tuple[ast.ClassDef, ast.FunctionDef] | None:
+    """A model's class and its own forward; None where another one may be called."""
+    made = home[0].definitions.get(home[1]) if home is not None else None
+    if not isinstance(made, ast.ClassDef) or not any("Module" in ast.unparse(base) for base in made.bases):
+        return None
+    functions = {each.name: each for each in made.body if isinstance(each, ast.FunctionDef)}
+    forward = functions.get("forward")
+    return (made, forward) if forward is not None and "__call__" not in functions else None

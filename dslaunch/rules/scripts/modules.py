@@ -198,3 +198,14 @@ def homes(module: Module, folder: Folder) -> dict[str, tuple[Module, str]]:
         elif isinstance(each, ast.FunctionDef | ast.ClassDef) and each not in outer:
             taken.add(each.name)
     return {name: home for name, home in found.items() if name not in taken}
+
+
+def home_of(here: dict[str, tuple[Module, str]], called: ast.expr | None) -> tuple[Module, str] | None:
+    """Where what is called is defined: `VLA(...)`, or `model.VLA(...)`."""
+    if isinstance(called, ast.Name):
+        found = here.get(called.id)
+        return found if found is not None and found[1] else None
+    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+        found = here.get(called.value.id)
+        return (found[0], called.attr) if found is not None and not found[1] else None
+    return None

@@ -12,8 +12,17 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts.made import Models
-from dslaunch.rules.scripts.modules import FRAMEWORKS, Folder, Module, homes, reached, started, sure_imports
+from dslaunch.rules.scripts.made import Models, forward_of
+from dslaunch.rules.scripts.modules import (
+    FRAMEWORKS,
+    Folder,
+    Module,
+    home_of,
+    homes,
+    reached,
+    started,
+    sure_imports,
+)
 from dslaunch.rules.scripts.tree import Call, Script
 from dslaunch.rules.settings import Settings
 
@@ -133,38 +142,21 @@ def signature(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
             seen.add(module.script.path)
             here, models = homes(module, folder), Models(module.script)
             for call in module.script.calls:
-                home = _home(here, call.node.func)
+                home = home_of(here, call.node.func)
                 wrong = _wrong(*home, call) if home is not None and not _is_caught(call) else ""
-                if home is None and call.node.keywords and not _is_caught(call):
-                    wrong = _forward(_home(here, models.made(call.node.func)), call)
+                if home is None and not _is_caught(call):
+                    wrong = _forward(home_of(here, models.made(call.node.func)), call)
                 if wrong:
                     found = module.script.hit(call, wrong, "Call it as it is defined.")
                     yield replace(found, severity="info") if _is_idle(module.script, call) else found
 
 
-def _home(here: dict[str, tuple[Module, str]], called: ast.expr | None) -> tuple[Module, str] | None:
-    """Where what is called is defined: `VLA(...)`, or `model.VLA(...)`."""
-    if isinstance(called, ast.Name):
-        found = here.get(called.id)
-        return found if found is not None and found[1] else None
-    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
-        found = here.get(called.value.id)
-        return (found[0], called.attr) if found is not None and not found[1] else None
-    return None
-
-
 def _forward(home: tuple[Module, str] | None, call: Call) -> str:
     """What a call of a model gets wrong of its forward: `net(images=x)`."""
-    made = home[0].definitions.get(home[1]) if home is not None else None
-    if not isinstance(made, ast.ClassDef) or not any("Module" in ast.unparse(base) for base in made.bases):
+    found = forward_of(home)
+    if found is None or found[1].decorator_list:
         return ""
-    functions = {each.name: each for each in made.body if isinstance(each, ast.FunctionDef)}
-    forward = functions.get("forward")
-    if forward is None or forward.decorator_list or forward.args.kwarg is not None or "__call__" in functions:
-        return ""
-    names = [each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)][1:]
-    unknown = [each.arg for each in call.node.keywords if each.arg is not None and each.arg not in names]
-    return f"{made.name}.forward takes no {unknown[0]}: TypeError.{nearest(unknown[0], names)}" if unknown else ""
+    return _judged(f"{found[0].name}.forward", _behind_self(found[1].args), call)
 
 
 def _is_idle(script: Script, call: Call) -> bool:
@@ -180,9 +172,12 @@ def _is_caught(call: Call) -> bool:
 
 def _wrong(module: Module, name: str, call: Call) -> str:
     """What a call gets wrong; empty where it is right, or where that isn't told."""
-    made = module.definitions.get(name)
-    arguments = _arguments(made)
-    if made is None or arguments is None:
+    return _judged(name, _arguments(module.definitions.get(name)), call)
+
+
+def _judged(name: str, arguments: ast.arguments | None, call: Call) -> str:
+    """What a call gets wrong of what a function takes; empty where nothing, or where that isn't told."""
+    if arguments is None:
         return ""
     names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
     alone = [each.arg for each in arguments.kwonlyargs]
@@ -217,9 +212,12 @@ def _arguments(made: ast.FunctionDef | ast.ClassDef | None) -> ast.arguments | N
     init = functions.get("__init__")
     if made.keywords or "__new__" in functions or init is None or init.decorator_list:
         return None
-    if init.args.posonlyargs or not init.args.args:
+    return _behind_self(init.args)
+
+
+def _behind_self(taken: ast.arguments) -> ast.arguments | None:
+    if taken.posonlyargs or not taken.args:
         return None
-    taken = init.args
     return ast.arguments(
         taken.posonlyargs, taken.args[1:], taken.vararg, taken.kwonlyargs, taken.kw_defaults, taken.kwarg,
         taken.defaults,
