@@ -93,10 +93,9 @@ def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
 @rule("shell.undefined-array", severity="wrong", raised_by="nobody", evidence=_BASH)
 def undefined_array(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An array that nothing sets, among a launch's options: it is empty, and no environment can hold one."""
+    brought = {file.name for file in files.of("shell") if _BROUGHT.search(file.text)}
     for file, _, command in _launching(files):
-        if _BROUGHT.search(file.text):
-            continue
-        for word in command.words:
+        for word in command.words if file.name not in brought else ():
             found = _WHOLE.fullmatch(word.text)
             if found is None or re.search(rf"(?<![\w$]){found[1]}\b(?!\[[@*]\]\}})", file.text):
                 continue
