@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -73,6 +74,16 @@ class File:
         while path and path not in self.positions:
             path = path[:-1]
         return self.positions.get(path, START)
+
+    def holds(self, pattern: str | re.Pattern[str]) -> bool:
+        """Whether a pattern stands in the text; rules ask it for each command, and it is searched once."""
+        if pattern not in self._held:
+            self._held[pattern] = re.search(pattern, self.text) is not None
+        return self._held[pattern]
+
+    @cached_property
+    def _held(self) -> dict[str | re.Pattern[str], bool]:
+        return {}
 
     def get(self, *path: str) -> Any:
         """The value at `path` of a JSON or YAML document, or None where it isn't there."""

@@ -124,7 +124,7 @@ def network(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
 def gpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A container that trains and is given no GPU."""
     for each in containers(files):
-        if each.launch is None or not each.options.complete or _BY_ENVIRONMENT.search(each.file.text):
+        if each.launch is None or not each.options.complete or each.file.holds(_BY_ENVIRONMENT):
             continue
         if each.launch.launcher("torchrun") is None and each.launch.launcher("deepspeed") is None:
             continue
@@ -134,7 +134,7 @@ def gpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
         if each.program in _SINGULARITY and not each.options.has("--nv", "--nvccli", "--rocm"):
             message = f"{each.program} without --nv: on NVIDIA there is no GPU driver in the container, {where}."
             of_others: Severity = "info"  # AMD's GPUs are seen without
-            severity = None if _NVIDIA.search(each.file.text) else of_others
+            severity = None if each.file.holds(_NVIDIA) else of_others
             fix = f"Write {each.program} exec --nv (--rocm on AMD)."
             yield Hit(each.file.name, each.at, message, fix, severity)
         elif each.program in _DOCKER and not each.options.has("--gpus", "--runtime", "--device", "--privileged"):

@@ -24,7 +24,7 @@ from dslaunch.rules.deepspeed.values import (
 )
 from dslaunch.rules.deepspeed.zero_options import reads_factor
 from dslaunch.rules.edits import deleted, renamed, revalued
-from dslaunch.rules.registry import Edit, Hit, hit, rule
+from dslaunch.rules.registry import Edit, Hit, RaisedBy, Severity, hit, rule
 from dslaunch.rules.settings import Settings
 
 _CONFIG = "deepspeed/runtime/config.py"
@@ -124,10 +124,7 @@ def wrong_type(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
         severity, raised_by, effect = effect_of_type(entry, key)
         if key.pipeline and not _has_pipeline(file, plan, files, settings):
             severity, raised_by, effect = "info", "nobody", "raises in a pipeline, which alone reads it"
-        if entry.path == ("steps_per_print",) and (settings.huggingface or _by_accelerate(file)):
-            severity, raised_by, effect = "info", "nobody", "accelerate puts a number of its own in its place"
-        if _is_unread(Config(file, plan, settings), entry):
-            severity, raised_by, effect = "wrong", "nobody", "doesn't look at it here"
+        severity, raised_by, effect = _elsewhere(file, entry, plan, settings) or (severity, raised_by, effect)
         yield hit(
             file, entry.path, f"{message}, and {effect}.", f"Write {expected(key)}.",
             severity=severity, raised_by=raised_by,
@@ -151,10 +148,7 @@ def out_of_range(plan: Plan | None, files: FileSet, settings: Settings) -> Itera
             continue
         message = f"'{dotted(entry.path)}' is {shown(entry.value)}; allowed is {allowed(key)}"
         severity, raised_by, effect = effect_of_range(entry, key)
-        if entry.path == ("steps_per_print",) and (settings.huggingface or _by_accelerate(file)):
-            severity, raised_by, effect = "info", "nobody", "accelerate puts a number of its own in its place"
-        if _is_unread(Config(file, plan, settings), entry):
-            severity, raised_by, effect = "wrong", "nobody", "DeepSpeed doesn't look at it here"
+        severity, raised_by, effect = _elsewhere(file, entry, plan, settings) or (severity, raised_by, effect)
         yield hit(
             file, entry.path, f"{message}; {effect}.", f"Write {allowed(key)}.",
             severity=severity, raised_by=raised_by,
@@ -217,6 +211,17 @@ def alias(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         elif twin is not None:
             message = f"'{name}' and '{twin}' are one setting; DeepSpeed refuses both together."
             yield hit(file, entry.path, message, f"Keep '{twin}' alone.")
+
+
+def _elsewhere(
+    file: File, entry: Entry, plan: Plan | None, settings: Settings
+) -> tuple[Severity, RaisedBy, str] | None:
+    """What becomes of a wrong value that DeepSpeed never gets to see; None where it does."""
+    if _is_unread(Config(file, plan, settings), entry):
+        return "wrong", "nobody", "it isn't looked at here"
+    if entry.path == ("steps_per_print",) and (settings.huggingface or _by_accelerate(file)):
+        return "info", "nobody", "accelerate puts a number of its own in its place"
+    return None
 
 
 def _by_accelerate(file: File) -> bool:

@@ -61,7 +61,7 @@ def rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
     held = {job.file.name: job for job in jobs(files)}
     for file, command in files.launches():
         programs = [launcher.program for launcher in command.launchers]
-        if programs[-1] != "python" or programs[0] not in ("mpirun", "srun"):
+        if programs[-1] != "python" or programs[0] not in ("mpirun", "srun") or not file.holds("RANK="):
             continue
         exported = (
             Assignment(name, text, flag.at, literal=True)
@@ -71,7 +71,7 @@ def rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
         job = held.get(file.name)
         own = job is not None and srun_tasks(job, command.launchers[0].options) == 1
         parted = any(_PARTS.search(word.text) for word in _late(file, command))
-        local = not (own or parted or _ONE_GPU.search(file.text))
+        local = not (own or parted or file.holds(_ONE_GPU))
         for found in (*_before(file, command), *_inside(file, command), *exported):
             wanted = found.name == "RANK" or (found.name == "LOCAL_RANK" and local)
             if wanted and found.literal and found.value.isdecimal():

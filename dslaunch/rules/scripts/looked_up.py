@@ -12,7 +12,7 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.launched import launched
-from dslaunch.rules.scripts.modules import Module, homes, reached, started
+from dslaunch.rules.scripts.modules import Module, homes, modules_of
 from dslaunch.rules.scripts.tree import LOADER, Script
 from dslaunch.rules.settings import Settings
 
@@ -39,10 +39,10 @@ def config_key(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         loads = script.called(*_LOADS)
         if len(named) != 1 or len(held) != 1 or len(loads) != 1 or not arguments.complete:
             continue
-        name = _bound_to(script, loads[0].node)
+        name, asked = _bound_to(script, loads[0].node), _asked(script)
         for node, path in _chains(script, name) if name and isinstance(held[0].value, dict) else ():
             found = _missing(held[0], path)
-            if found and found[-1] not in _asked(script) and (script.path, node.lineno, found) not in seen:
+            if found and found[-1] not in asked and (script.path, node.lineno, found) not in seen:
                 seen.add((script.path, node.lineno, found))
                 near = nearest(found[-1], list(map(str, _at(held[0].value, found[:-1]))))
                 message = f"{held[0].name} has no key {'.'.join(found)}: KeyError.{near}"
@@ -131,25 +131,22 @@ def _asked(script: Script) -> set[str]:
 @rule("script.batch-key", severity="error", raised_by="python", evidence=f"torch 2.13 on {_RAN}")
 def batch_key(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A key of a batch that neither the collate function nor the data set puts there."""
-    seen = set()
-    for script, folder, _ in started(files):
-        for module in reached(script, folder):
-            if module.script.path in seen or "DataLoader" not in module.script.python.text:
-                continue
-            seen.add(module.script.path)
-            here = homes(module, folder)
-            for node in module.script.nodes:
-                loop = _loop(module.script, node)
-                yield from _unpacked(module.script, node, here)
-                keys = _keys(module.script, loop.loader, here) if loop is not None else None
-                for read in loop.reads() if loop is not None and keys else ():
-                    key = _text(read.slice)
-                    if keys is not None and key is not None and key not in {*keys, *_asked(module.script)}:
-                        near = nearest(key, sorted(keys))
-                        message = f"a batch has {listed(sorted(keys))}, and no {key}: KeyError.{near}"
-                        at = module.script.python.at(read)
-                        fix = "Read what the data set gives, or add it there."
-                        yield Hit(module.script.path, at, message, fix)
+    for module, folder in modules_of(files):
+        script = module.script
+        if "DataLoader" not in script.python.text:
+            continue
+        here, asked = homes(module, folder), _asked(script)
+        for node in script.nodes:
+            yield from _unpacked(script, node, here)
+            loop = _loop(script, node)
+            keys = _keys(script, loop.loader, here) if loop is not None else None
+            for read in loop.reads() if loop is not None and keys else ():
+                key = _text(read.slice)
+                if keys is not None and key is not None and key not in {*keys, *asked}:
+                    near = nearest(key, sorted(keys))
+                    message = f"a batch has {listed(sorted(keys))}, and no {key}: KeyError.{near}"
+                    fix = "Read what the data set gives, or add it there."
+                    yield Hit(script.path, script.python.at(read), message, fix)
 
 
 def _unpacked(script: Script, node: ast.AST, here: dict[str, tuple[Module, str]]) -> Iterator[Hit]:

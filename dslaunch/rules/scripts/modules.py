@@ -153,6 +153,16 @@ def started(files: FileSet) -> Iterator[tuple[Script, Folder, bool]]:
             yield script, Folder(path.parent, tree), script.path in by_file
 
 
+def modules_of(files: FileSet) -> Iterator[tuple[Module, Folder]]:
+    """What the scripts that are started reach, each file once."""
+    seen: set[str] = set()
+    for script, folder, _ in started(files):
+        for module in reached(script, folder):
+            if module.script.path not in seen:
+                seen.add(module.script.path)
+                yield module, folder
+
+
 def reached(script: Script, folder: Folder) -> Iterator[Module]:
     """The script, and the files that it imports as it starts, those that these import too."""
     waiting, seen = [Module(script, "")], {script.path}

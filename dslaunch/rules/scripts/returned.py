@@ -10,7 +10,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.made import Models, forward_of
-from dslaunch.rules.scripts.modules import home_of, homes, reached, started
+from dslaunch.rules.scripts.modules import home_of, homes, modules_of
 from dslaunch.rules.scripts.tree import Call, Script
 from dslaunch.rules.settings import Settings
 
@@ -21,23 +21,19 @@ _OBJECTS = re.compile(r"torch\.nn\.\w+Loss")
 @rule("script.forward-tuple", severity="error", raised_by="torch", evidence="torch 2.13, run")
 def forward_tuple(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A model whose forward returns several values, handed to a loss as if it were one."""
-    seen = set()
-    for script, folder, _ in started(files):
-        for module in reached(script, folder):
-            own = module.script
-            if own.path in seen or "oss" not in own.python.text:
-                continue
-            seen.add(own.path)
-            here, models = homes(module, folder), Models(own)
-            for call in own.calls:
-                model = _model_in(own, call) if _is_loss(own, call) else None
-                found = forward_of(home_of(here, models.made(model.func))) if model is not None else None
-                if found is not None and (size := _parts(found[1])):
-                    message = (
-                        f"{found[0].name}.forward returns {size} values, and a loss takes one tensor: TypeError "
-                        "or AttributeError."
-                    )
-                    yield own.hit(call, message, "Take the one that is meant: logits, _ = model(...).")
+    for module, folder in modules_of(files):
+        own = module.script
+        losses = [call for call in own.calls if _is_loss(own, call)] if "oss" in own.python.text else []
+        here, models = homes(module, folder) if losses else {}, Models(own)
+        for call in losses:
+            model = _model_in(own, call)
+            found = forward_of(home_of(here, models.made(model.func))) if model is not None else None
+            if found is not None and (size := _parts(found[1])):
+                message = (
+                    f"{found[0].name}.forward returns {size} values, and a loss takes one tensor: TypeError or "
+                    "AttributeError."
+                )
+                yield own.hit(call, message, "Take the one that is meant: logits, _ = model(...).")
 
 
 def _is_loss(script: Script, call: Call) -> bool:

@@ -19,6 +19,7 @@ from dslaunch.rules.scripts.modules import (
     Module,
     home_of,
     homes,
+    modules_of,
     reached,
     started,
     sure_imports,
@@ -134,21 +135,17 @@ _OF_TORCH = frozenset({
 @rule("script.signature", severity="error", raised_by="python", evidence=_RAN)
 def signature(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A function or class of the script's own files, called with arguments that it doesn't take."""
-    seen = set()
-    for script, folder, _ in started(files):
-        for module in reached(script, folder):
-            if module.script.path in seen:
+    for module, folder in modules_of(files):
+        here, models = homes(module, folder), Models(module.script)
+        for call in module.script.calls:
+            if _is_caught(call):
                 continue
-            seen.add(module.script.path)
-            here, models = homes(module, folder), Models(module.script)
-            for call in module.script.calls:
-                home = home_of(here, call.node.func)
-                wrong = _wrong(*home, call) if home is not None and not _is_caught(call) else ""
-                if home is None and not _is_caught(call):
-                    wrong = _forward(home_of(here, models.made(call.node.func)), call)
-                if wrong:
-                    found = module.script.hit(call, wrong, "Call it as it is defined.")
-                    yield replace(found, severity="info") if _is_idle(module.script, call) else found
+            home = home_of(here, call.node.func)
+            made = models.made(call.node.func) if home is None else None
+            wrong = _wrong(*home, call) if home is not None else _forward(home_of(here, made), call)
+            if wrong:
+                found = module.script.hit(call, wrong, "Call it as it is defined.")
+                yield replace(found, severity="info") if _is_idle(module.script, call) else found
 
 
 def _forward(home: tuple[Module, str] | None, call: Call) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
 
 from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_option
-from dslaunch.files.position import Lines
+from dslaunch.files.position import Lines, Position
 from dslaunch.files.script import Command, ShellScript
 from dslaunch.files.switches import REMOTE
 from dslaunch.planfile import Plan
@@ -32,7 +33,6 @@ _TYPED = re.compile(r"(?:--[\w-]+=)?\\?\$(?:(\w+)|\{(\w+)\})(?=[\s\"'])")
 """A variable that is the whole value of an option, as it is typed."""
 _NEAR = 0.6
 _WHOLE = re.compile(r"\$\{(\w+)\[[@*]\]\}")
-_REFERENCE_ALL = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _ARRAY_SET = re.compile(r"\b(\w+)\+?=\(")
 
 
@@ -67,16 +67,13 @@ def quoted(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
 @rule("shell.misspelt-variable", severity="wrong", raised_by="nobody", evidence=_BASH)
 def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An option's value from a variable that nothing sets, beside one of nearly that name that nothing reads."""
-    brought: dict[str, bool] = {}
     seen: dict[tuple[str, str], tuple[str, bool] | None] = {}
     for file, script, command in _launching(files):
         for before, word in pairwise(command.words):
             found = _ALONE.fullmatch(word.text)
             if found is None or not is_option(before.text):
                 continue
-            if file.name not in brought:
-                brought[file.name] = _BROUGHT.search(file.text) is not None
-            if brought[file.name]:
+            if file.holds(_BROUGHT):
                 break
             name = found[1] or found[2]
             if (file.name, name) not in seen:
@@ -93,17 +90,16 @@ def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
 @rule("shell.undefined-array", severity="wrong", raised_by="nobody", evidence=_BASH)
 def undefined_array(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An array that nothing sets, among a launch's options: it is empty, and no environment can hold one."""
-    brought = {file.name for file in files.of("shell") if _BROUGHT.search(file.text)}
+    arrays: dict[str, set[str]] = {}
     for file, _, command in _launching(files):
-        for word in command.words if file.name not in brought else ():
+        for word in command.words if not file.holds(_BROUGHT) else ():
             found = _WHOLE.fullmatch(word.text)
-            if found is None or re.search(rf"(?<![\w$]){found[1]}\b(?!\[[@*]\]\}})", file.text):
+            if found is None or file.holds(rf"(?<![\w$]){found[1]}\b(?!\[[@*]\]\}})"):
                 continue
-            used = {each[1] for other in command.words if (each := _REFERENCE_ALL.search(other.text))}
-            unread = {
-                each[1] for each in _ARRAY_SET.finditer(file.text)
-                if each[1] not in used and not re.search(rf"\$\{{{each[1]}\[", file.text)
-            }  # fmt: skip
+            used = {each[1] for other in command.words if (each := _WHOLE.search(other.text))}
+            if file.name not in arrays:
+                arrays[file.name] = {each[1] for each in _ARRAY_SET.finditer(file.text)}
+            unread = {each for each in arrays[file.name] - used if not file.holds(rf"\$\{{{each}\[")}
             near = nearest(found[1], unread)
             message = f"nothing here sets the array {found[1]}: the command gets no word of it."
             fix = f"Correct the name, or set it.{near}"
@@ -116,23 +112,25 @@ def remote_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
     for file, script in files.scripts():
         own = {each.name for each in script.assignments} | {each.name for each in script.passes}
         launched = {launch.at for launch in script.launches}
+        named = {(each.at, each.name) for each in script.assignments}
+        lines = Lines(file.text)
         for command in script.commands:
             if command.at in launched and command.words[0].text in REMOTE and not file.inside:
-                yield from _unset_there(file, script, command, own)
+                late = {word.at for word in command.words if word.late}
+                here = {name for at, name in named if at in late} if late else set()
+                yield from _unset_there(file, command, own - here, lines)
 
 
-def _unset_there(file: File, script: ShellScript, command: Command, own: set[str]) -> Iterator[Hit]:
+def _unset_there(file: File, command: Command, own: set[str], lines: Lines) -> Iterator[Hit]:
     late = [word for word in command.words if word.late]
     text = " ".join(word.text for word in late)
     if _BROUGHT.search(text):
         return
     there = set(re.findall(r"(?:^|[\s;])(\w+)=", text)) | set(re.findall(r"\b(?:for|read)\s+(\w+)", text))
-    lines = Lines(file.text)
-    here = {each.name for each in script.assignments if any(word.at == each.at for word in late)}
     for before, word in pairwise(command.words):
         found = _TYPED.match(file.text, lines.offset(word.at)) if word.late else None
         name = (found[1] or found[2]) if found else ""
-        if name in own - there - here and (is_option(before.text) or is_option(word.text)):
+        if name in own - there and (is_option(before.text) or is_option(word.text)):
             message = f"the quotes leave ${name} to the other host's shell, where nothing sets it: it is empty."
             fix = "Put the text in double quotes, and \\$ before what is meant there."
             yield Hit(file.name, word.at, message, fix)
@@ -141,11 +139,13 @@ def _unset_there(file: File, script: ShellScript, command: Command, own: set[str
 @rule("shell.prefix-variable", severity="error", raised_by="nobody", evidence=_BASH)
 def prefix_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """NAME=value in front of a command that has $NAME among its options: it is filled in before it is set."""
-    for file, script, command in _launches(files):
+    for file, set_at, command in _launches(files):
         written = [each for each in command.environment if each.value or each.literal]  # not what an operator adds
         own = {each.at for each in written}
-        before = {each.name for each in script.assignments if each.at < command.at and each.at not in own}
-        in_front = [(each.name, 0) for each in written if each.name not in before]
+        in_front = [
+            (each.name, 0) for each in written
+            if not any(at < command.at and at not in own for at in set_at[each.name])
+        ]  # fmt: skip
         for name, first in (*in_front, *_within(command)):
             for ahead, word in pairwise(command.words[max(0, first - 1) :]):
                 typed = re.search(rf"(?:^|=)\$(?:{name}\b|\{{{name}\}})", word.text)
@@ -155,10 +155,14 @@ def prefix_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
                     yield Hit(file.name, word.at, message, f"Set {name} in a command of its own before it.")
 
 
-def _launches(files: FileSet) -> Iterator[tuple[File, ShellScript, Command]]:
+def _launches(files: FileSet) -> Iterator[tuple[File, Mapping[str, list[Position]], Command]]:
+    """The commands that start ranks, and where the script around sets each variable."""
     for file, script in files.scripts():
         started = {launch.at for launch in script.launches}
-        yield from ((file, script, command) for command in script.commands if command.at in started)
+        set_at: dict[str, list[Position]] = defaultdict(list)
+        for each in script.assignments:
+            set_at[each.name].append(each.at)
+        yield from ((file, set_at, command) for command in script.commands if command.at in started)
 
 
 def _within(command: Command) -> Iterator[tuple[str, int]]:
