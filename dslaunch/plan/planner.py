@@ -115,6 +115,13 @@ def launch_faults(config: RunConfig) -> list[str]:
             f"launcher is ssh on {len(sizes)} nodes, but no host is named: give launcher.hostfile=FILE "
             f"(lines {lines}), launcher.hosts_command=COMMAND, which prints them, or cluster.hosts"
         ]
+    if launcher.container.kind != "none" and launcher.name not in ("auto", "slurm"):
+        image = ", and name the image in launcher.kubernetes.image" if launcher.name == "kubernetes" else ""
+        return [
+            f"launcher.container.kind is {launcher.container.kind}, which job.sbatch starts, but launcher is "
+            f"{launcher.name}, which starts the ranks outside of it; use launcher=slurm, or leave "
+            f"launcher.container out{image}"
+        ]
     if launcher.name in ("local", "torchrun") and cluster.node_count > 1:
         return [
             f"launcher is {launcher.name}, which starts one node, but the cluster has {len(sizes)}: "
@@ -128,9 +135,11 @@ def precision_faults(config: RunConfig) -> list[str]:
     gpu, precision = config.cluster.gpu, config.training.precision
     if precision in gpu.peak_tflops:
         return []
-    has = listed(sorted(gpu.peak_tflops))
+    has = sorted(gpu.peak_tflops)
+    nearest = next(other for other in ("fp16", "bf16", *has) if other in has)
     return [
-        f"training.precision is {precision}, but {gpu.name} computes in {has}; nearest: training.precision=fp16"
+        f"training.precision is {precision}, but {gpu.name} computes in {listed(has)}; "
+        f"nearest: training.precision={nearest}"
     ]
 
 

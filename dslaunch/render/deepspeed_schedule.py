@@ -44,7 +44,8 @@ def scheduler(plan: Plan, component: ComponentPlan, shared: bool) -> dict[str, A
     if training.lr_schedule == "cosine":
         start = {} if training.warmup_steps else {"warmup_min_ratio": 1.0}
         floor = min(1.0, quotient(training.min_lr, peak))
-        return _block("WarmupCosineLR", total_num_steps=training.steps, cos_min_ratio=floor, **steps, **start)
+        total = max(training.steps, _SHORTEST)  # a run of one step, too, is at its peak
+        return _block("WarmupCosineLR", total_num_steps=total, cos_min_ratio=floor, **steps, **start)
     rates = {"warmup_min_lr": 0.0, "warmup_max_lr": _peak_of_groups(plan, peak) if shared else peak}
     if training.lr_schedule == "constant":
         return _block("WarmupLR", **rates, **steps)

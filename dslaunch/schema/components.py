@@ -62,9 +62,11 @@ class _Component(Part):
     def _train_says_what(self) -> _Component:
         adapts = self.train in ("lora", "qlora")
         if adapts != (self.lora is not None):
+            if adapts:
+                raise ValueError(f"train is {self.train}, and lora is missing: give it, such as lora.rank=16")
             raise ValueError(
-                f"train is {self.train} and lora is {'not ' if adapts else ''}given: adapters need both "
-                "`train: lora` (or qlora) and `lora: {rank: 16}`"
+                f"train is {self.train}, and lora is given, which is read where train is lora or qlora: set train "
+                "to one of them, or lora=null"
             )
         chosen = bool(self.train_layers or (self.train_ends and not adapts))
         if (self.train == "layers") != chosen:
@@ -353,7 +355,7 @@ class Mlp(_Component):
         if self.dims[0] % self.merge:
             raise ValueError(f"dims[0] {self.dims[0]} / merge {self.merge} is not whole")
         if self.train == "layers":
-            raise ValueError("train is layers, but an MLP is one layer. Allowed: all, nothing, lora")
+            raise ValueError("train is layers, but an MLP is one layer. Allowed: all, nothing, lora, qlora")
         return self
 
 

@@ -151,7 +151,7 @@ class Container(Part):
     """The container that each rank runs in."""
 
     kind: Literal["none", "pyxis", "apptainer"] = "none"
-    """Who starts the container on each node."""
+    """Who starts the container on each node, under SLURM; the other launchers start no container."""
     image: str = ""
     """Image or path, as the container tool takes it."""
     mounts: Texts = ()

@@ -34,7 +34,7 @@ def validate(tree: Mapping[str, Any], locate: Callable[[Sequence[str | int]], st
     try:
         config = RunConfig.model_validate(prepared)
     except ValidationError as error:
-        lines = dict.fromkeys(_line(dict(mistake), locate) for mistake in error.errors())
+        lines = dict.fromkeys(_line(dict(mistake), locate, tree) for mistake in error.errors())
         raise ConfigError("\n".join(lines)) from error
     mistakes = [*_component_names(config, locate), *_unused_layouts(config, locate), *_secrets(config)]
     mistakes += [*_unequal_hosts(config, locate), *_staged(config, locate)]
@@ -161,10 +161,23 @@ def _secrets(config: RunConfig) -> list[str]:
     ]
 
 
-def _line(mistake: dict[str, Any], locate: Callable[[Sequence[str | int]], str]) -> str:
+def _line(
+    mistake: dict[str, Any], locate: Callable[[Sequence[str | int]], str], tree: Mapping[str, Any]
+) -> str:
     path = _real_path(mistake["loc"])
     typed = tuple(key for i, key in enumerate(path) if (path[0], i, key) != ("strategy", 1, "components"))
-    return f"{locate(typed)}: {_dotted(typed)}: {_words(mistake, path)}"
+    absent = mistake["type"] == "union_tag_not_found"
+    words = _no_component(str(path[-1]), tree["model"]["components"]) if absent else _words(mistake, path)
+    return f"{locate(typed)}: {_dotted(typed)}: {words}"
+
+
+def _no_component(name: str, components: Mapping[str, Any]) -> str:
+    """What to say of a component without an architecture: most of the time the name is mistaken."""
+    known = [other for other, part in components.items() if isinstance(part, Mapping) and "arch" in part]
+    return (
+        f"the model has no component '{name}', and a new one takes its arch. "
+        f"Allowed: {listed(known)}.{nearest(name, known)}"
+    )
 
 
 def _words(mistake: dict[str, Any], path: Path) -> str:
@@ -182,6 +195,8 @@ def _words(mistake: dict[str, Any], path: Path) -> str:
         return f"is missing.{_doc(path)}"
     if kind == "string_type" and isinstance(found, bool | int | float):
         return f"is {found!r}, a {_YAML_KINDS[type(found)]} to YAML, where text belongs. Put it in quotes."
+    if kind == "string_type" and isinstance(found, dict | list):
+        return f"holds {'keys' if isinstance(found, dict) else 'a list'}, where text belongs.{_doc(path)}"
     if kind == "string_pattern_mismatch":
         shown = "an address, which may let whoever reads it in" if "://" in str(found) else repr(found)
         return f"is {shown}; it takes {PATTERNS[mistake['ctx']['pattern']]}.{_doc(path)}"
