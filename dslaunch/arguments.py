@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,6 +99,12 @@ def ordered(argv: Sequence[str]) -> Words:
             "Overrides look like training.global_batch=512."
         )
     return Words(verb, tuple(rest), tuple(after), quiet, verbose)
+
+
+def paths_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that name files or folders, also `runs/lr=1e-4` and what exists, and the KEY=VALUE ones."""
+    is_path = {word: "/" in word.partition("=")[0] or "=" not in word or os.path.lexists(word) for word in words}
+    return [word for word in words if is_path[word]], [word for word in words if not is_path[word]]
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dslaunch.arguments import VERBS
+from dslaunch.arguments import VERBS, paths_and_overrides
 from dslaunch.completing import complete
 from dslaunch.errors import ConfigError
 from dslaunch.flow import Request, configured, judged
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dslaunch.rules.checking import Job
     from dslaunch.rules.registry import Edits
     from dslaunch.rules.selection import Selection
+    from dslaunch.rules.settings import Settings
     from dslaunch.rules.site import Site
 
 Verb = Callable[..., int]
@@ -111,14 +112,20 @@ def check_verb(
     require_current(accept)
     place = site(config_dir)
     selection = _selection(place, select, ignore)
-    paths = [Path(word) for word in words if "=" not in word]
+    paths, clusters = paths_and_overrides(words)
     if paths:
-        clusters = [word for word in words if "=" in word]
-        job = _job(paths, _with_cluster(clusters, known, config_dir), place, selection)
+        job = _job(
+            [Path(path) for path in paths], _with_cluster(clusters, known, config_dir), place, selection
+        )
         found = _judged_job(job, (*accept, *place.accept))
     else:
         if fixing:
             raise ConfigError("--fix mends files: name them. A recipe's findings are mended in the recipe.")
+        if told := [name for name, value in known.items() if value]:
+            raise ConfigError(
+                f"--{told[0].replace('_', '-')}: belongs to files written elsewhere. A recipe's sizes are those "
+                "of cluster= and strategy, and engine.version= is the version that it is rendered for."
+            )
         request = Request(words, config_dir, accept, obj.script_arguments, component)
         found = _judged_recipe(request, selection)
     if fixing and found.job:
@@ -129,22 +136,28 @@ def check_verb(
     click.echo(formatted(found.standing, found.waived, edits), nl=False)
     if found.job and not found.job.plan and form == "text" and not as_json:
         click.echo(described(found.job.settings))
-        if not found.job.settings.megatron_version and next(stock_runs(found.job.files, found.job.settings), None):
+        if not found.job.settings.megatron_version and next(
+            stock_runs(found.job.files, found.job.settings), None
+        ):
             click.echo("megatron-core: version not known; --megatron-version tells, such as 0.16")
     return 6 if fails(found.standing, fail_on) else 0
 
 
 @click.command("explain", help=VERBS["explain"], context_settings=_SETTINGS)
 @click.argument("words", nargs=-1, metavar="[RULE | CHECK ...]")
-@click.option("--symptom", default="", metavar="TEXT", help="The text of an error or of a log; - reads it.")
+@click.option("--symptom", metavar="TEXT", help="The text of an error or of a log; - reads it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain_verb(words: tuple[str, ...], symptom: str, as_json: bool) -> int:
+def explain_verb(words: tuple[str, ...], symptom: str | None, as_json: bool) -> int:
     from dslaunch.cli_lists import echo_rows
     from dslaunch.rules import symptoms
     from dslaunch.rules.output import page
     from dslaunch.rules.registry import rules
 
-    text = sys.stdin.read() if symptom == "-" else symptom
+    if words and symptom is not None:
+        raise ConfigError(f"explain: {words[0]} or --symptom, not both. Ask for one after the other.")
+    text = sys.stdin.read() if symptom == "-" else symptom or ""
+    if symptom is not None and not text.strip():
+        raise ConfigError("explain --symptom: the text is empty. Give some words of the error or of the log.")
     if as_json:
         _echo_explanation(words, text)
     elif symptom:
@@ -211,10 +224,10 @@ def _with_cluster(words: Sequence[str], known: dict[str, Any], config_dir: Path 
     given = {key: value for key, value in known.items() if value}
     if not words:
         return given
-    if len(words) > 1 or not words[0].startswith("cluster="):
+    if others := [word for word in words if not word.startswith("cluster=")] or list(words[1:]):
         raise ConfigError(
             f"check takes files, or a recipe with overrides; found both. Beside files, cluster=NAME alone is "
-            f"taken, not {words[0]}."
+            f"taken, not {others[0]}."
         )
     if both := [key for key in ("world_size", "nodes", "ranks_per_node") if key in given]:
         raise ConfigError(
@@ -243,21 +256,31 @@ def _job(paths: Sequence[Path], given: dict[str, Any], place: Site, selection: S
     _require_whole(given)
     settings: dict[str, Any] = {**defaults, **given}
     settings["deepspeed_version"] = named(settings["deepspeed_version"], table().versions)
-    return job_of_paths(paths, Settings(**settings), selection)
+    job = job_of_paths(paths, Settings(**settings), selection)
+    _require_groups(job.settings, given)
+    return job
 
 
 def _require_whole(given: dict[str, Any]) -> None:
     """Raises ConfigError where sizes on the command line contradict each other."""
     world, nodes, each = (given.get(name) for name in ("world_size", "nodes", "ranks_per_node"))
     if world and nodes and each and world != nodes * each:
-        raise ConfigError(f"--world-size {world}: --nodes {nodes} * --ranks-per-node {each} make {nodes * each}.")
+        raise ConfigError(
+            f"--world-size {world}: --nodes {nodes} * --ranks-per-node {each} make {nodes * each}."
+        )
     if world and nodes and world < nodes:
         raise ConfigError(f"--nodes {nodes}: --world-size {world} leaves nodes without a rank.")
-    model_parallel = given.get("tp", 1) * given.get("pp", 1)
-    if world and world % model_parallel:
+    if world and each and world % each:
+        raise ConfigError(f"--ranks-per-node {each}: --world-size {world} is no multiple of it.")
+
+
+def _require_groups(settings: Settings, given: dict[str, Any]) -> None:
+    """Raises ConfigError where --tp and --pp don't divide the ranks, whoever told how many there are."""
+    world, tp, pp = settings.world_size, given.get("tp", 1), given.get("pp", 1)
+    if world and world % (tp * pp):
+        whence = f"the {world} ranks, {settings.size_from}" if settings.size_from else f"{world} ranks"
         raise ConfigError(
-            f"--world-size {world}: no multiple of --tp {given.get('tp', 1)} * --pp {given.get('pp', 1)} = "
-            f"{model_parallel}. Give sizes that divide it."
+            f"{whence}: no multiple of --tp {tp} * --pp {pp} = {tp * pp}. Give sizes that divide them."
         )
 
 

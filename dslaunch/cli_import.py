@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dslaunch.arguments import VERBS
+from dslaunch.arguments import VERBS, paths_and_overrides
 from dslaunch.errors import ConfigError, DslaunchError, listed, nearest
 from dslaunch.flow import Request, rendered
 from dslaunch.output import note
@@ -64,19 +64,18 @@ def init_verb(
 ) -> int:  # fmt: skip
     from dslaunch.importing.init import init
 
-    scripts = [word for word in words if "=" not in word]
+    scripts, overrides = paths_and_overrides(words)
     if len(scripts) != 1:
         raise ConfigError(
             f"init takes one script, found {listed(scripts) or 'none'}. Write: dslaunch init train.py"
         )
-    overrides = [word for word in words if "=" in word]
     overrides += _asked(overrides) if sys.stdin and sys.stdin.isatty() else []
     made = init(scripts[0], overrides, obj.script_arguments, name=name, kind=kind)
     return _finished(made, _tried(made, site, accept), site, force, as_json)
 
 
 def _kind_and_source(words: Sequence[str]) -> tuple[str, str, list[str]]:
-    bare = [word for word in words if "=" not in word]
+    bare, overrides = paths_and_overrides(words)
     if not bare or bare[0] not in KINDS:
         found = f"'{bare[0]}'" if bare else "nothing"
         raise ConfigError(
@@ -85,7 +84,7 @@ def _kind_and_source(words: Sequence[str]) -> tuple[str, str, list[str]]:
         )
     if len(bare) != 2:
         raise ConfigError(f"import {bare[0]} takes one source, found {listed(bare[1:]) or 'none'}.")
-    return bare[0], bare[1], [word for word in words if "=" in word]
+    return bare[0], bare[1], overrides
 
 
 def _read(kind: str, source: str, words: Sequence[str], arguments: Sequence[str], name: str) -> Imported:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dslaunch.arguments import VERBS
+from dslaunch.arguments import VERBS, paths_and_overrides
 from dslaunch.completing import complete
 from dslaunch.errors import ConfigError
 from dslaunch.flow import Request, rendered
@@ -31,7 +31,9 @@ _SETTINGS = {"max_content_width": 100}
     "--accept", multiple=True, metavar="RULE[:DATE]",
     help="Waive a finding, up to a day; recorded in the plan.",
 )  # fmt: skip
-@click.option("--component", default="", metavar="NAME", help="This component of the model alone, such as llm.")
+@click.option(
+    "--component", default="", metavar="NAME", help="This component of the model alone, such as llm."
+)
 @click.option("--dry-run", is_flag=True, help="Print the steps and the files; write and launch nothing.")
 @click.option("--wait", is_flag=True, help="Follow a submitted job to its end.")
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on without this shell.")
@@ -57,7 +59,7 @@ def launch_verb(
     said: list[str] = []
     how = How(said.append if as_json else tell, ask, wait, dry_run, detach, skip_preflight, test_only)
     request = Request(words, config_dir, accept, obj.script_arguments, component)
-    if folders := [word for word in words if "=" not in word]:
+    if folders := paths_and_overrides(words)[0]:
         status = _launch_folder(request, folders, multirun, how)
         return _echo_json(status, {}, said) if as_json else status
     if multirun:
@@ -104,7 +106,7 @@ def _folder_overrides(words: Sequence[str], folders: Sequence[str]) -> dict[str,
 
     if len(folders) > 1:
         raise ConfigError(f"launch takes one folder, found {', '.join(folders)}.")
-    given = dict(word.split("=", 1) for word in words if "=" in word)
+    given = dict(word.split("=", 1) for word in paths_and_overrides(words)[1])
     for key in given:
         if key not in ("launcher", "run.root"):
             raise ConfigError(

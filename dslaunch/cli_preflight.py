@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dslaunch.arguments import VERBS
+from dslaunch.arguments import VERBS, paths_and_overrides
 from dslaunch.completing import complete
 from dslaunch.errors import ConfigError, LaunchError
 from dslaunch.flow import Request, configured, rendered
@@ -89,7 +89,7 @@ def _target(request: Request) -> tuple[Target, Path]:
     from dslaunch.launch.request import LaunchRequest
     from dslaunch.run.folder import planned
 
-    folders = [word for word in request.overrides if "=" not in word]
+    folders, _ = paths_and_overrides(request.overrides)
     plan, files, root = _folder(request, folders) if folders else _recipe(request)
     launcher = choose(plan, os.environ)
     if not can_ask(launcher, os.environ):
@@ -118,7 +118,7 @@ def _folder(request: Request, folders: Sequence[str]) -> tuple[Plan, Mapping[str
     """The plan and the files of a rendered folder, with launcher= in place of its own."""
     from dslaunch.launch import folder_plan
 
-    given = dict(word.split("=", 1) for word in request.overrides if "=" in word)
+    given = dict(word.split("=", 1) for word in paths_and_overrides(request.overrides)[1])
     other = [key for key in given if key != "launcher"]
     if len(folders) > 1 or other:
         raise ConfigError(

@@ -16,7 +16,7 @@ _ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CR
 _PAIRS = ("API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "AUTH_KEY")
 _POINTERS = frozenset({
     "PATH", "FILE", "DIR", "NAME", "ID", "ARG", "LEN", "LENGTH", "COUNT", "SIZE", "TTL", "HEADER", "TYPE", "FIELD",
-    "COLUMN",
+    "COLUMN", "BUDGET", "DISPATCHER", "LIMIT",
 })  # fmt: skip
 """A last word after which the value says where, how many or of what kind, not what."""
 _OF_TEXT = re.compile(
@@ -40,7 +40,7 @@ def is_secret_name(name: str) -> bool:
 _GAP = re.compile(
     r"[\[({]?your?\b|[\[({]?your?[_-]|my[_-]|to[_-]be[_-]|(?:[a-z]{2,5}[_-])?x{3,}$|\.{3}|\*{3}|change[_-]?me\b"
     r"|replace[_-]|dummy|fake|redacted|example|todo\b|placeholder|insert[_-]|empty$|token-abc123$|\$\{?\w+\}?$"
-    r"|\$\(\w+\)$|\{\{|.*\$\{\w+\}",
+    r"|\$\(\w+\)$|\{\{|.*\$\{\w+\}|your(?:key|passw|secret|token)|change[_-]?this|unused$|(?:\w+[_-])?dummy(?:[_-]|$)",
     re.IGNORECASE,
 )
 """What documentation writes where a reader is to put a value: your_key, hf_xxxx, ..."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dslaunch.arguments import paths_and_overrides
 from dslaunch.errors import ConfigError, DslaunchError, listed
 from dslaunch.flow import Request, reviewed
 from dslaunch.paths import data_root
@@ -43,7 +44,7 @@ def named(word: str) -> Named:
                 f"{word}: say git:REV or git:REV:FOLDER, such as git:main or git:HEAD~1:rendered."
             )
         return Named(word, folder=Path(folder) if colon else None, revision=revision)
-    if "=" not in word:
+    if paths_and_overrides([word])[0]:
         return Named(word, folder=Path(word))
     try:
         overrides = tuple(shlex.split(word))
@@ -79,7 +80,7 @@ def one(words: Sequence[str]) -> Named:
     Raises:
         ConfigError: nothing, or several things.
     """
-    if words and all("=" in word and not word.startswith(_GIT) for word in words):
+    if words and not any(word.startswith(_GIT) for word in words) and not paths_and_overrides(words)[0]:
         return named(words[0] if len(words) == 1 else shlex.join(words))
     if len(words) != 1:
         raise ConfigError(

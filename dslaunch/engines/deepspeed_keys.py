@@ -61,6 +61,8 @@ class Key:
     """`auto` is a value of DeepSpeed's own here."""
     empty: bool = False
     """What Python takes for false counts as an empty section."""
+    walked: bool = False
+    """The parser goes through the value: it refuses what isn't made of texts, whether or not the key is read."""
     asked: str = ""
     """A section that is asked for this key alone: a text or a list without it is passed over."""
 

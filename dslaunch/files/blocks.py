@@ -64,6 +64,8 @@ class _Blocks:
         self.names = False
         """Whether the next word is a function's name, behind which its block begins."""
 
+        self.tested = False
+        """Whether `]]` stands right before, behind which a brace closes a block."""
         self.parted = False
         """Whether `&` stands right before."""
 
@@ -101,8 +103,9 @@ class _Blocks:
         if top is not None and top.word == "case" and not top.named:
             top.named = top.pattern = self.first = raw == "in"
             return None
-        if not self.first:
+        if not self.first and not (raw == "}" and self.tested):
             self.first, self.names = self.names, False  # `function NAME {`
+            self.tested = raw == "]]"
             return None
         if raw in _CLOSES:
             if top is None or _ENDS[top.word] != raw:

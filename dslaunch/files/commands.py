@@ -116,6 +116,8 @@ def _from_launcher(words: Sequence[Word], *, first: bool) -> Sequence[Word]:
     """The words from the launcher on, past what wraps it: `exec`, `env A=1`, `nsys profile ...`, a container."""
     if words and _program(words):
         return words
+    if first and words and _name(words[0]) == "kubectl":
+        return _in_pod(words)
     if first and words and _name(words[0]) in CONTAINERS and not _runs_command(words):
         return ()
     if words and (not first or _name(words[0]) in WRAPPERS):
@@ -125,6 +127,13 @@ def _from_launcher(words: Sequence[Word], *, first: bool) -> Sequence[Word]:
             if words[at].text.endswith((".py", ".sh")):
                 break
     return () if first else words
+
+
+def _in_pod(words: Sequence[Word]) -> Sequence[Word]:
+    """What `kubectl exec POD -- COMMAND` runs."""
+    texts = [word.text for word in words]
+    at = texts.index("--") + 1 if "exec" in texts and "--" in texts else len(words)
+    return _from_launcher(words[at:], first=True) if "exec" in texts[:at] else ()
 
 
 def _runs_command(words: Sequence[Word]) -> bool:

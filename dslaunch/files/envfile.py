@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslaunch.files.position import Position
+from dslaunch.files.position import Position, lines_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class EnvLine:
 
 def parse(text: str) -> tuple[EnvLine, ...]:
     """The lines in their order."""
-    return tuple(_line(number, line) for number, line in enumerate(text.splitlines(), 1))
+    return tuple(_line(number, line) for number, line in enumerate(lines_of(text), 1))
 
 
 def _line(number: int, line: str) -> EnvLine:

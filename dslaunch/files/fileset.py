@@ -31,6 +31,7 @@ from dslaunch.files.kinds import (
     Kind,
     are_records,
     is_template,
+    is_unnamed_yaml,
     json_kind,
     looks_like_json,
     looks_like_yaml,
@@ -39,7 +40,7 @@ from dslaunch.files.kinds import (
     text_kind,
     yaml_kind,
 )
-from dslaunch.files.position import START, Path, Position, Problem
+from dslaunch.files.position import START, Lines, Path, Position, Problem, lines_of
 from dslaunch.files.python import PythonScript
 from dslaunch.files.relaxed_json import Document
 from dslaunch.files.script import ShellScript
@@ -80,6 +81,16 @@ class File:
         if pattern not in self._held:
             self._held[pattern] = re.search(pattern, self.text) is not None
         return self._held[pattern]
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text's lines, without their ends."""
+        return lines_of(self.text)
+
+    @cached_property
+    def places(self) -> Lines:
+        """Offsets of the text as positions, and back."""
+        return Lines(self.text)
 
     @cached_property
     def _held(self) -> dict[str | re.Pattern[str], bool]:
@@ -137,7 +148,7 @@ class FileSet:
             yield file, file.value
         for file, launch in self.launches():
             if megatron.is_megatron(launch):
-                yield file, launch.arguments
+                yield file, megatron.arguments_of(launch)
 
 
 def read_fileset(texts: Mapping[str, str]) -> FileSet:
@@ -233,6 +244,9 @@ def _read(name: str, text: str) -> File:
         return File(name, kind, text, hostfile.parse(text))
     if file := _too_long(name, text):
         return file
+    if kind == "other" and is_unnamed_yaml(name, text):
+        tree = _read_tree(name, text, yaml_text.parse, yaml_kind)
+        return tree if isinstance(tree.value, dict) else File(name, kind, text)
     if kind in _READERS:
         return File(name, kind, text, _READERS[kind](text))
     if kind in _PROBLEM_READERS:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dslaunch.files.gaps import is_gap
 from dslaunch.files.position import START, Position, Problem
 
 _PAIRS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
@@ -13,8 +14,8 @@ _PAIRS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 
 
 def is_told(text: str) -> bool:
-    """Whether nothing is left in `text` that only a running shell would fill in."""
-    return "$" not in text and "`" not in text
+    """Whether nothing is left in `text` that only a running shell, or who uses the file, would fill in."""
+    return "$" not in text and "`" not in text and not is_gap(text)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from dslaunch.files.position import lines_of
+
 _ENTRY = re.compile(r"(\S+)\s+slots=(\d+)(.*)")
 
 
@@ -24,7 +26,7 @@ class HostLine:
 
 def parse(text: str) -> tuple[HostLine, ...]:
     """The lines that DeepSpeed reads as hosts, good and bad."""
-    stripped = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    stripped = ((number, line.strip()) for number, line in enumerate(lines_of(text), 1))
     return tuple(_line(number, line) for number, line in stripped if line and not line.startswith("#"))
 
 

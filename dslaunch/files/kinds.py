@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, Literal
 
+from dslaunch.files.position import lines_of
 from dslaunch.files.yaml_text import is_manifest
 
 Kind = Literal[
@@ -33,6 +34,12 @@ _SHARED_KEYS: dict[str, frozenset[str]] = {
     "fp16": frozenset({"enabled"}), "bf16": frozenset({"enabled"}),
 }  # fmt: skip
 """Those that other programs' files have as well, and what DeepSpeed's sections of that name hold."""
+_FSDP_KEYS = frozenset({
+    "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "forward_prefetch", "limit_all_gathers",
+    "min_num_params", "reshard_after_forward", "state_dict_type", "sync_module_states",
+    "transformer_layer_cls_to_wrap", "use_orig_params", "xla_fsdp_settings", "xla_fsdp_v2",
+})  # fmt: skip
+"""Keys of the Trainer's fsdp_config, each also with `fsdp_` before it; activation_checkpointing is one too."""
 _HF_KEYS = frozenset({
     "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "logging_steps", "save_steps",
     "lr_scheduler_type", "warmup_ratio", "gradient_checkpointing", "output_dir", "fp16", "bf16", "learning_rate",
@@ -92,7 +99,7 @@ def looks_like_json(name: str, text: str) -> bool:
 
 
 def looks_like_yaml(name: str) -> bool:
-    """YAML is told by its name alone: almost any text is some."""
+    """Whether the name says so; almost any text is some YAML."""
     return _YAML_NAME.search(name) is not None
 
 
@@ -108,8 +115,18 @@ def json_kind(name: str, value: Any) -> Kind:
         return "hf_model"
     if isinstance(value, dict) and len(_NEOX_KEYS.intersection(key.replace("-", "_") for key in value)) >= 2:
         return "json"
+    if isinstance(value, dict) and len(_ACCELERATE_KEYS.intersection(value)) >= 2:
+        return "accelerate"
+    if isinstance(value, dict) and _is_of_fsdp(value):
+        return "json"
     known = isinstance(value, dict) and _holds_deepspeed(value)
     return "deepspeed_json" if known or _DEEPSPEED_NAME.search(stem.rpartition(".")[0] or stem) else "json"
+
+
+def _is_of_fsdp(value: dict[str, Any]) -> bool:
+    """Whether it is what `fsdp_config` names: FSDP's keys, and of DeepSpeed's at most the one that both have."""
+    others = _DEEPSPEED_KEYS.intersection(value) - {"activation_checkpointing"}
+    return not others and any(key.removeprefix("fsdp_") in _FSDP_KEYS for key in value)
 
 
 def _holds_deepspeed(value: dict[str, Any]) -> bool:
@@ -129,7 +146,7 @@ def meant_json(text: str) -> bool:
 
 def are_records(text: str) -> bool:
     """Whether each line is a document of its own: a log or data, and no configuration."""
-    lines = [line for line in text[:_LOOKED_AT].splitlines() if line.strip()][:_RECORDS]
+    lines = [line for line in lines_of(text[:_LOOKED_AT]) if line.strip()][:_RECORDS]
     try:
         return len(lines) > 1 and all(isinstance(json.loads(line), dict) for line in lines)
     except ValueError:
@@ -159,7 +176,12 @@ def meant_yaml(text: str) -> bool:
     """Whether a YAML that can't be read is to be one of a kind that has rules, and no template of one."""
     keys = set(_YAML_KEY.findall(text[:_LOOKED_AT]))
     known = len(_ACCELERATE_KEYS & keys) >= 2 or len(_HF_KEYS & keys) >= 3 or {"apiVersion", "kind"} <= keys
-    return known and "{{" not in text
+    return known and "{{" not in text and "%{" not in text
+
+
+def is_unnamed_yaml(name: str, text: str) -> bool:
+    """Whether a text of another name holds the keys of a YAML that has rules; accelerate reads any name."""
+    return not name.endswith(_PROSE) and meant_yaml(text)
 
 
 def _is_hf_arguments(name: str, value: Any) -> bool:
@@ -194,7 +216,7 @@ _ONE_OPTION = re.compile(r"--(?!.*\s--)")
 def text_kind(name: str, text: str) -> Kind:
     """The kind of a text that is neither JSON nor YAML."""
     stem = name.rpartition("/")[2]
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in lines_of(text)]
     lines = [line for line in lines if line and not line.startswith("#")]
     if stem.endswith(_PROSE) or text.startswith(_NOTEBOOK):
         return "other"

@@ -39,6 +39,10 @@ class Loops:
         self._open: list[_Block] = []
         self._ends = blocks.ends(text)
 
+    def end(self, at: int) -> int | None:
+        """The offset behind what closes the block that opens at this one."""
+        return self._ends.get(at)
+
     def opens(self, word: str, at: int) -> None:
         """`for`, `if` and the like at this offset."""
         self._open.append(_Block(word, at))
@@ -63,10 +67,9 @@ class Loops:
         return found[3]
 
     def _takes(self, name: str, values: tuple[str, ...], reaches: str) -> None:
-        self.variables.forget(name, values if not reaches else ())
-        if self._open:
-            block = self._open[-1]
-            block.name, block.values, block.reaches = name, values, reaches
+        block = self._open[-1] if self._open else _Block("for", 0)
+        block.name, block.values, block.reaches = name, values, reaches
+        self.variables.goes_through(block.at, name, values if not reaches else ())
 
     def begins(self, at: int) -> None:
         """The `do` of a loop at this offset."""

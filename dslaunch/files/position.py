@@ -32,6 +32,17 @@ class Problem:
     at: Position
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines without their ends, broken where `Lines` breaks them: at `\\n` alone, as for bash and sbatch.
+
+    `str.splitlines` breaks at form feeds and at Unicode's separators too, and would number what follows otherwise.
+    """
+    lines = text.split("\n")
+    if not lines[-1]:
+        del lines[-1]
+    return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
+
+
 class Lines:
     """Turns offsets of one text into positions."""
 

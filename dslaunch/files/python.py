@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dslaunch.files.fstrings import downgraded
-from dslaunch.files.position import Position, Problem
+from dslaunch.files.position import Position, Problem, lines_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ _NEWER = re.compile(r"\s*(?:type\s+\w+\s*(?:\[.*)?=|(?:async\s+)?def\s+\w+\[|cla
 def _problem(error: SyntaxError, text: str) -> Problem:
     """An error; no more than unread where a newer Python than this one reads it."""
     at = Position(error.lineno or 1, error.offset or 1)
-    line = text.splitlines()[at.line - 1 : at.line]
+    line = lines_of(text)[at.line - 1 : at.line]
     if sys.version_info < (3, 12) and line and _NEWER.match(line[0]):
         here = f"{sys.version_info.major}.{sys.version_info.minor}"
         return Problem("file.unread", f"written for Python 3.12, and dslaunch runs under {here}", at)

@@ -254,6 +254,8 @@ class _Reader:
             assert match is not None
             self.at = match.start()
             if self.at - start > _MAX_WORD:
+                if self.text[start : self.at].lstrip("-").isdecimal():
+                    raise self.fail("a number too long to read", start)
                 return self.rest_of_line(start)
             word = self.text[start : self.at]
             if word.strip() in _WORDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dslaunch.files.position import Position
+from dslaunch.files.position import Position, lines_of
 
 _ASSIGNMENT = re.compile(
     r"""(?:^|(?<=[\s;,])|(?<=-c\ ['"]))     # a word of its own, of `--export=ALL,NAME=value`, of `sh -c '`
@@ -31,7 +31,7 @@ class Assignment:
 def assignments(text: str) -> tuple[Assignment, ...]:
     """Every NAME=value outside comments, exported or not, on `#SBATCH --export=` too."""
     found: list[Assignment] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(text), 1):
         if not _COMMENT.match(line):
             told = line if line.startswith("#") else line[: _comment(line)]
             found += [_assignment(number, match) for match in _ASSIGNMENT.finditer(told)]

@@ -6,117 +6,57 @@ What the environment or a command decides is not guessed: such a word stays as i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from dslaunch.files import loops
 from dslaunch.files.arithmetic import whole_number
+from dslaunch.files.branches import Choice, Value
+from dslaunch.files.expansions import (
+    ASSIGNMENT,
+    BARE_NAME,
+    BARE_REFERENCE,
+    BY_DEFAULT,
+    DEFAULT_ALONE,
+    LENGTH,
+    MAX_CHARACTERS,
+    OF_NODES,
+    OF_PLATFORM,
+    ONE_BY_DEFAULT,
+    ONE_WORD,
+    PARTS,
+    PIECE,
+    REFERENCE,
+)
 from dslaunch.files.flags import Word, is_told
 from dslaunch.files.lexer import Token, UnclosedError, fields, tokens
-from dslaunch.files.position import Lines, Position
-
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_PIECE = re.compile(
-    r"""\\(?P<escaped>.)                                     # and the kinds of expansion
-      | \$'(?P<ansi>(?:[^'\\]|\\.)*)'
-      | '(?P<single>[^']*)'
-      | (?P<double>")
-      | \$\(\((?P<arithmetic>[^()]*(?:\([^()]*\)[^()]*)*)\)\)
-      | (?P<command>\$\(|`)
-      | \$(?P<name>[A-Za-z_]\w*)
-      | \$\{(?P<braced>[A-Za-z_]\w*)(?:\[[@*]\])?(?:(?P<default>:?-)(?P<otherwise>[^{}]*))?\}
-      | (?P<untold>\$\{|\$[\w@*#?!-])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_REFERENCE = re.compile(r"(\"?)\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})\1")
-_DEFAULT_ALONE = re.compile(r"\$\{[A-Za-z_]\w*:?-[^{}]*\}")
-_BARE_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\}?")
-_LENGTH = re.compile(r"\$\{#(\w+)\[[@*]\]\}")
-_PARTS = re.compile(r"(?:\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`|\S)+")
-"""Words of a text: blanks in a substitution part none."""
-_BARE_REFERENCE = re.compile(r"\$\{?(\w+)\}?")
-_OF_PLATFORM = re.compile(r"SLURM_|PET_|OMPI_|(?:MASTER_ADDR|(?:LOCAL_|NODE_|GROUP_|MACHINE_)?RANK)$")
-"""Variables that what starts a script sets: a default in it is for other places."""
-_OF_NODES = re.compile(r"N?NODES|N(?:UM)?_?NODES|NUM_MACHINES|WORLD_SIZE")
-"""Numbers that a job's environment gives to a script with a default of 1 for a run by hand."""
-_MAX_CHARACTERS = 1_000_000
-"""What one script's variables may fill in, in all."""
+from dslaunch.files.position import Position
+from dslaunch.files.scopes import Scopes
 
 
-_ONE_WORD = frozenset({"MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "WORLD_SIZE"})
-"""Variables that hold a word: `MASTER_ADDR="address of the first node"` is a gap to be filled in."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """What a variable holds, as the words it makes without quotes."""
-
-    words: tuple[Word, ...]
-    array: bool = False
-
-    @property
-    def text(self) -> str:
-        """As it stands in quotes."""
-        return " ".join(word.text for word in self.words)
-
-    @property
-    def known(self) -> bool:
-        """Whether all of it is told."""
-        return all(word.known for word in self.words)
-
-
-class Variables:
+class Variables(Scopes):
     """The variables of one script, at one place of it."""
 
-    def __init__(self, text: str, environment: Mapping[str, str]) -> None:
-        self.text = text
+    def __init__(self, text: str, environment: Mapping[str, str], chosen: Choice | None = None) -> None:
+        super().__init__(text, chosen)
         self._environment = {
             name: Value((Word(value, Position(1, 1)),)) for name, value in environment.items()
         }
         """What is set before the script begins."""
-        self._looped: dict[str, tuple[str, ...]] = {}
         self.of_step = False
         """The command is a step of its own size: what its tasks fill in isn't the script's environment."""
         self._late = self._met_late = False
-        self.lines = Lines(text)
-        self.values: dict[str, Value] = {}
-        self._blocks: list[dict[str, Value | None]] = []
-        """Of each open block, what its variables were before it."""
-        self._left = _MAX_CHARACTERS
+        self._places: int | None = None
+        """How many arguments the function was called with whose body is read."""
+        self._left = MAX_CHARACTERS
         self.stray: list[int] = []
         """Where characters stand that bash takes for operators, in arrays and among words."""
         self.first_words: list[tuple[str, Position]] = []
         """Arrays of several words that stand as a word without `[@]`."""
 
-    @property
-    def in_block(self) -> bool:
-        """Inside an if, a loop, a case or a function."""
-        return bool(self._blocks)
-
-    def enter(self) -> None:
-        """A block begins: what it sets may not be set."""
-        self._blocks.append({})
-
-    def leave(self) -> None:
-        """It ends: what it set is not told from here on."""
-        for name, before in self._blocks.pop().items():
-            self._remember(name)
-            self._looped.pop(name, None)
-            self.values[name] = self._undecided(name, before)
-
-    def _undecided(self, name: str, before: Value | None) -> Value:
-        """What stood before a block that added words stays, and there may be more."""
-        now = self.values[name]
-        kept = before.words if before and now.words[: len(before.words)] == before.words else ()
-        if before is not None and now.words == before.words:
-            return before
-        marker = Word(f"${name}", now.words[-1].at if now.words else self.lines.position(0), known=False)
-        return Value((*kept, marker), now.array)
-
     def assign(self, token: Token) -> bool:
         """Takes up `NAME=value`, `NAME+=value` or `NAME=(...)`; False where the word is none."""
-        match = _ASSIGNMENT.match(self.text, token.start, token.end)
+        match = ASSIGNMENT.match(self.text, token.start, token.end)
         if match is None:
             return False
         name, start = match[1], match.end()
@@ -128,7 +68,11 @@ class Variables:
             value = Value(tuple(words), array=True)
         else:
             value = Value(tuple(self._split(Token("word", start, token.end))))
-            if name in _ONE_WORD and len(value.words) > 1:
+            if BY_DEFAULT.search(self.text, start, token.end):
+                self._by_default.add(name)
+            if OF_NODES.fullmatch(name) and ONE_BY_DEFAULT.fullmatch(self.text, start, token.end):
+                value = self._untold(name)  # NNODES=${PET_NNODES:-1}
+            if name in ONE_WORD and len(value.words) > 1:
                 value = self._untold(name)
         if not value.known and loops.is_step(self.text, token.start, token.end):
             self.forget(name)
@@ -137,24 +81,31 @@ class Variables:
             earlier = self.values.get(name, Value(()))
             value = Value(earlier.words + value.words, earlier.array)
         self.values[name] = value
+        if self._picked.values and self.depth == self._picked.depth:
+            asked = {each[1] for each in BARE_NAME.finditer(self.text, start, token.end)}
+            if asked & self._picked.values.keys():
+                self._picked.values[name] = (value, self._untold(name))
         return True
-
-    def _untold(self, name: str) -> Value:
-        return Value((Word(f"${name}", self.lines.position(0), known=False),))
 
     def _value(self, name: str) -> Value | None:
         late = self.of_step and self._late
         return self.values.get(name) or (None if late else self._environment.get(name))
 
-    def forget(self, name: str, values: tuple[str, ...] = ()) -> None:
-        """The shell sets this variable to what isn't told: `for NAME in`, `read NAME`.
+    def gets(self, words: Sequence[Word] | None) -> None:
+        """The arguments `$1`, `$2` ... of a function are these from here on; None: they aren't told."""
+        for name in (*map(str, range(1, (self._places or 0) + 1)), "#", "@", "*"):
+            self.values.pop(name, None)
+        self._places = None if words is None else len(words)
+        if words is not None:
+            self.values |= {str(place): Value((word,)) for place, word in enumerate(words, 1)}
+            at = words[0].at if words else self.lines.position(0)
+            self.values["#"] = Value((Word(str(len(words)), at),))
+            self.values["@"] = self.values["*"] = Value(tuple(words), array=True)
 
-        Args:
-            values: all that a loop gives it, one after the other.
-        """
-        self._remember(name)
-        self.values[name] = self._untold(name)
-        self._looped[name] = values
+    @property
+    def arguments(self) -> tuple[Word, ...] | None:
+        """What `gets` set."""
+        return None if self._places is None else self.values["@"].words
 
     def possible(self, name: str) -> tuple[str, ...]:
         """What it may hold here: one value, or those that a loop gives it; none where that isn't told."""
@@ -175,13 +126,9 @@ class Variables:
             return value.text if value and value.known and len(value.text) < 20 else found[0]
 
         inner = expression.removeprefix("$((").removesuffix("))") if expression.startswith("$((") else expression
-        text = _BARE_NAME.sub(known, _LENGTH.sub(length, inner))
+        text = BARE_NAME.sub(known, LENGTH.sub(length, inner))
         number = whole_number(text)
         return text if number is None else str(number)
-
-    def _remember(self, name: str) -> None:
-        if self._blocks:
-            self._blocks[-1].setdefault(name, self.values.get(name))
 
     def expand(self, words: Iterable[Token], *, resplit: bool = False) -> list[Word]:
         """The words of a command.
@@ -191,19 +138,23 @@ class Variables:
         """
         return [word for token in words for word in (self._split(token) if resplit else self._word(token))]
 
+    def whole(self, token: Token) -> Word:
+        """The value behind NAME= in front of a command: one word, which no blank of a variable's parts."""
+        return self._filled(token)
+
     def _word(self, token: Token) -> list[Word]:
         """One word as typed; a variable alone, without quotes or an array's, becomes the words of its value."""
-        match = _REFERENCE.fullmatch(self.text, token.start, token.end)
+        match = REFERENCE.fullmatch(self.text, token.start, token.end)
         name = (match[2] or match[3]) if match else ""
         value = self._value(name)
-        if match and value and value.array and not match[4] and len(value.words) > 1:
+        if match and value and value.array and not match[4] and len(value.words) > 1 and name.isidentifier():
             self.first_words.append((name, self.lines.position(token.start)))
-        if match and value and (not match[1] or (value.array and match[4] == "[@]")):
+        if match and value and (not match[1] or name == "@" or (value.array and match[4] == "[@]")):
             if value == self._untold(name):
                 return [Word(f"${name}", self.lines.position(token.start), known=False)]
             return self._paid(value.words, token)
         filled = self._filled(token)
-        if filled.known and _DEFAULT_ALONE.fullmatch(self.text, token.start, token.end):
+        if filled.known and DEFAULT_ALONE.fullmatch(self.text, token.start, token.end):
             return [Word(part, filled.at) for part in filled.text.split()]
         return [filled]
 
@@ -234,12 +185,12 @@ class Variables:
         filled = self._filled(token)
         late = filled.late or self.text[token.start] == "'" or self._escapes(token)
         joined = filled.text.replace("\\\n", " ")  # the shell inside takes the lines for one
-        return [Word(part, filled.at, is_told(part), late) for part in _PARTS.findall(joined)]
+        return [Word(part, filled.at, is_told(part), late) for part in PARTS.findall(joined)]
 
     def _escaped(self, word: Word) -> Word:
         """A word with `\\$NAME` in it, which the shell inside fills in."""
         environment = {} if self.of_step else self._environment
-        text = _BARE_REFERENCE.sub(
+        text = BARE_REFERENCE.sub(
             lambda found: environment[found[1]].text if found[1] in environment else found[0], word.text
         )
         return replace(word, text=text, late=True)
@@ -265,7 +216,7 @@ class Variables:
         parts: list[str] = []
         known, at, quoted = True, start, False
         while at < end:
-            match = _PIECE.search(self.text, at, end)
+            match = PIECE.search(self.text, at, end)
             parts.append(self.text[at : match.start() if match else end])
             if match is None:
                 break
@@ -293,14 +244,18 @@ class Variables:
             return ("", True) if match["escaped"] == "\n" else (match["escaped"], True)
         if match["arithmetic"]:
             return self._computed(match)
-        name = match["name"] or match["braced"]
+        name = match["name"] or match["braced"] or match["place"] or ""
+        if not name.isidentifier() and (self._places is None or self._late):
+            return match[0], False  # of the script, or of a shell inside
         value = self._value(name)
         if value is not None:
             self._met_late = self._met_late or any(word.late for word in value.words)
             self._left -= len(value.text)
             return (value.text, value.known) if self._left >= 0 else (match[0], False)
-        counts_nodes = match["otherwise"] == "1" and _OF_NODES.fullmatch(name)
-        if match["default"] and not _OF_PLATFORM.match(name) and not counts_nodes:
+        if name.isdecimal() and match["default"] is None:
+            return "", True
+        counts_nodes = (match["otherwise"] or "").strip("\"'") == "1" and OF_NODES.fullmatch(name)
+        if match["default"] and not OF_PLATFORM.match(name) and not counts_nodes:
             return match["otherwise"].strip("\"'"), "$" not in match["otherwise"]
         return match[0], False
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from dslaunch.files.position import Path, Position, Problem
+from dslaunch.files.position import Lines, Path, Position, Problem
 from dslaunch.files.relaxed_json import MAX_DEPTH, MAX_VALUES, Document
+
+_BREAKS = re.compile("\r(?!\n)|[\x85\u2028\u2029]")
+"""What ends a line for YAML, and for no one else."""
+_ANY_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
 
 class YamlError(Exception):
@@ -19,6 +25,23 @@ class YamlError(Exception):
 
 def parse(text: str) -> Document:
     """The document in `text`, or all of a file of Kubernetes objects, as a list; raises YamlError."""
+    if not _BREAKS.search(text):
+        return _parsed(text)
+    starts, lines = [0, *(found.end() for found in _ANY_BREAK.finditer(text))], Lines(text)
+
+    def counted(at: Position) -> Position:
+        return lines.position(starts[at.line - 1] + at.column - 1)
+
+    try:
+        read = _parsed(text)
+    except YamlError as error:
+        raise YamlError(replace(error.problem, at=counted(error.problem.at))) from error
+    problems = tuple(replace(problem, at=counted(problem.at)) for problem in read.problems)
+    return Document(read.value, {path: counted(at) for path, at in read.positions.items()}, problems)
+
+
+def _parsed(text: str) -> Document:
+    """What `parse` returns, with lines counted as YAML counts them."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -16,6 +16,7 @@ from dslaunch.rules.registry import SEVERITIES, Hit, Rule, rule_named, rules
 from dslaunch.rules.scripts.dicts import hits_in_scripts
 from dslaunch.rules.selection import EVERY_RULE, Selection, is_silenced, silenced
 from dslaunch.rules.settings import NEWEST_DEEPSPEED, Settings, of_plan
+from dslaunch.rules.shell.branches import hits_in_branches
 
 MAX_HITS = 200
 """Of one rule on one job: what nobody reads to the end need not be looked for."""
@@ -78,6 +79,7 @@ def hits(
             yield rule, replace(more, message=message, edit=None)
     if plan is None:
         yield from hits_in_scripts(files, settings, asked, said)
+        yield from hits_in_branches(files, settings, asked, said)
 
 
 def _placed(hit: Hit) -> Hit:

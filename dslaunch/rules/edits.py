@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -39,7 +40,7 @@ def revalued(file: File, path: Path, new: object) -> Edit | None:
     if at is None or not key or colon is None:
         return None
     end = value_end(file.text, colon.end())
-    value_at = Lines(file.text).position(colon.end())
+    value_at = file.places.position(colon.end())
     return Edit(value_at, file.text[colon.end() : end], json.dumps(new))
 
 
@@ -69,7 +70,7 @@ def _without(text: str, start: int, end: int) -> Edit:
 def _start(file: File, path: Path) -> tuple[Position | None, int]:
     """Where the key at `path` stands, as position and offset; None where it isn't there, or within a script."""
     at = None if file.inside else file.positions.get(path)
-    return at, Lines(file.text).offset(at) if at else 0
+    return at, file.places.offset(at) if at else 0
 
 
 def _key_text(text: str, start: int) -> str:
@@ -112,7 +113,7 @@ def diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     text = ""
     for name in sorted(after):
         if before[name] != after[name]:
-            old, new = before[name].splitlines(keepends=True), after[name].splitlines(keepends=True)
+            old, new = (io.StringIO(each[name], newline="\n").readlines() for each in (before, after))
             text += "".join(_ended(line) for line in difflib.unified_diff(old, new, name, name))
     return text
 

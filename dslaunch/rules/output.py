@@ -17,6 +17,7 @@ from dslaunch.rules.settings import NEWEST_DEEPSPEED
 FINDINGS_SCHEMA = "dslaunch.findings/1"
 _GITHUB_LEVELS = {"error": "error", "hang": "error", "wrong": "error", "info": "notice"}
 """The others are warnings."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)")
 
 
@@ -104,7 +105,12 @@ def _block(finding: Finding) -> str:
     lines += [f"    fix: {finding.fix}"] if finding.fix else []
     if not rule.evidence.startswith("dslaunch's own"):
         lines.append(f"    why: {versions(rule)} Source: {rule.evidence}.".replace("  Source", " Source"))
-    return "\n".join(lines) + "\n"
+    return "".join(_CONTROL.sub(_escaped, line) + "\n" for line in lines)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A character that would break the line, or that a terminal would obey, as Python writes it."""
+    return found[0].encode("unicode_escape").decode()
 
 
 def _row(finding: Finding) -> dict[str, str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dslaunch.files.fileset import File, FileSet
-from dslaunch.files.position import Lines
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, hit, rule
@@ -47,7 +46,7 @@ def secret(plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
 
 
 def _assigned(file: File) -> Iterator[Hit]:
-    lines = file.text.splitlines()
+    lines = file.lines
     for assignment in file.assignments:
         if assignment.literal and is_secret_name(assignment.name) and _is_value(assignment):
             before = lines[assignment.at.line - 1][: assignment.at.column - 1]
@@ -72,7 +71,7 @@ def _in_json(file: File) -> Iterator[Hit]:
 
 
 def _shaped(file: File) -> Iterator[Hit]:
-    lines = Lines(file.text)
+    lines = file.places
     for match in SHAPES.finditer(file.text):
         if _EXAMPLE.search(match[0]):
             continue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +13,11 @@ from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.position import Position
 from dslaunch.rules.registry import Hit, Rule, Severity, rules
 
-_COMMENT = re.compile(r"(?:#|//|/\*)\s*dslaunch:\s*ignore\[([^\]\n]*)\]")
+_COMMENT = r"(?:#|//|/\*)\s*dslaunch:\s*ignore\[(?P<rules>[^\]\n]*)\]"
+_QUOTED = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|\\."
+_IN_PYTHON = re.compile(_COMMENT)
+_IN_JSON = re.compile(rf"'''[\s\S]*?'''|{_QUOTED}|{_COMMENT}")
+_ELSEWHERE = re.compile(f"{_QUOTED}|{_COMMENT}")
 _ALONE = re.compile(r"\s*(?:#(?!SBATCH|PBS|!)|//|/\*(?!.*\*/.*\S)|$)")
 """A line that holds nothing but a comment, or nothing; a scheduler reads some that begin as comments do."""
 _WITH_COMMENTS = frozenset({
@@ -19,6 +25,8 @@ _WITH_COMMENTS = frozenset({
     "yaml",
 })  # fmt: skip
 """Kinds whose reader passes over comments; DeepSpeed reads its JSON as hjson."""
+_UNREAD = frozenset({"file.syntax", "file.unread"})
+"""Who says that a file was not checked: whichever rules --select names, they had nothing to judge."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,8 @@ class Selection:
 
     def takes(self, rule: Rule) -> bool:
         """Whether the rule is asked at all."""
-        return (not self.select or rule.id in self.select) and rule.id not in self.ignore
+        selected = not self.select or rule.id in self.select or rule.id in _UNREAD
+        return selected and rule.id not in self.ignore
 
 
 EVERY_RULE = Selection()
@@ -76,19 +85,35 @@ def comments(file: File) -> Iterator[Comment]:
     """The comments of a file; one on a line of its own is about the next command or line."""
     if file.kind not in _WITH_COMMENTS or "dslaunch:" not in file.text:
         return
-    lines = file.text.splitlines()
-    for number, line in enumerate(lines, 1):
-        match = _COMMENT.search(line)
-        if match is None:
-            continue
-        first = number
+    lines = file.lines
+    for at, names in _marked(file):
+        first = at.line
         while first <= len(lines) and _ALONE.match(lines[first - 1]):
             first += 1
         last = first
         while last <= len(lines) and lines[last - 1].endswith("\\"):
             last += 1
-        names = tuple(name.strip() for name in match[1].split(","))
-        yield Comment(names, Position(number, match.start() + 1), first, last)
+        yield Comment(tuple(name.strip() for name in names.split(",")), at, first, last)
+
+
+def _marked(file: File) -> Iterator[tuple[Position, str]]:
+    """Each comment's place, and the rules that it names; what stands in a string is none."""
+    if file.kind == "python":
+        yield from _marked_in_python(file.text)
+        return
+    pattern = _IN_JSON if file.kind in ("deepspeed_json", "json") else _ELSEWHERE
+    for match in pattern.finditer(file.text):
+        if match["rules"] is not None:
+            yield file.places.position(match.start()), match["rules"]
+
+
+def _marked_in_python(text: str) -> Iterator[tuple[Position, str]]:
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text, newline="").readline):
+            if token.type == tokenize.COMMENT and (match := _IN_PYTHON.search(token.string)):
+                yield Position(token.start[0], token.start[1] + match.start() + 1), match["rules"]
+    except (tokenize.TokenError, SyntaxError):
+        return  # no Python, which file.syntax tells
 
 
 def silenced(files: FileSet) -> Mapping[str, list[Comment]]:

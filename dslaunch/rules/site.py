@@ -1,14 +1,15 @@
 """A site's settings: `dslaunch.yaml` in the folder that --config-dir names.
 
-    rules:
-      ignore: [pipeline.bubble]         # never asked
-      severity: {key.unknown: error}    # raised; lowering one is what a waiver is for
-      accept: [memory.gpu:2027-01-31]   # waived, with an expiry
-    versions: {deepspeed: "0.18.4", megatron: "0.16.1"}     # who reads files, and what plans are made for
+rules:
+  ignore: [pipeline.bubble]         # never asked
+  severity: {key.unknown: error}    # raised; lowering one is what a waiver is for
+  accept: [memory.gpu:2027-01-31]   # waived, with an expiry
+versions: {deepspeed: "0.18.4", megatron: "0.16.1"}     # who reads files, and what plans are made for
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,11 @@ from dslaunch.errors import ConfigError, listed, nearest
 from dslaunch.files.fileset import File, read_paths
 from dslaunch.rules.registry import SEVERITIES, rule_named
 from dslaunch.rules.selection import EVERY_RULE, Selection, named
+from dslaunch.rules.settings import NEWEST_DEEPSPEED
 from dslaunch.rules.waivers import waiver
 
 SITE_FILE = "dslaunch.yaml"
+_VERSION = re.compile(r"\d+(\.\d+)*")
 _KEYS = {"rules": ("ignore", "severity", "accept"), "versions": ("deepspeed", "megatron")}
 
 _FRAMEWORKS = {
@@ -79,7 +82,7 @@ def _read(file: File) -> Site:
 
 def _severities(file: File) -> Mapping[str, Any]:
     """By rule, each at least as grave as the rule's own."""
-    found = file.get("rules", "severity") or {}
+    found = {} if (said := file.get("rules", "severity")) is None else said
     if not isinstance(found, dict):
         raise _wrong(file, ("rules", "severity"), found, "RULE: SEVERITY pairs")
     for name, severity in found.items():
@@ -94,7 +97,7 @@ def _severities(file: File) -> Mapping[str, Any]:
 
 
 def _texts(file: File, *path: str) -> tuple[str, ...]:
-    found = file.get(*path) or []
+    found = [] if (said := file.get(*path)) is None else said
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise _wrong(file, path, found, "a list of rules, such as [pipeline.bubble]")
     return tuple(found)
@@ -102,8 +105,9 @@ def _texts(file: File, *path: str) -> tuple[str, ...]:
 
 def _version(file: File, name: str) -> str:
     found = file.get("versions", name)
-    if found is not None and not isinstance(found, str):
-        raise _wrong(file, ("versions", name), found, "a version in quotes, such as '0.19.8'")
+    if found is not None and not (isinstance(found, str) and _VERSION.fullmatch(found)):
+        example = {"deepspeed": NEWEST_DEEPSPEED, "megatron": "0.16.1"}[name]
+        raise _wrong(file, ("versions", name), found, f"a version in quotes, such as '{example}'")
     return found or ""
 
 
@@ -118,7 +122,9 @@ def _require_keys(file: File, path: tuple[str, ...], value: Any, allowed: tuple[
 
 
 def _wrong(file: File, path: tuple[str, ...], found: object, wanted: str) -> ConfigError:
-    return ConfigError(f"{_where(file, *path)}: {'.'.join(path) or 'the file'} is {found!r}; expected {wanted}.")
+    return ConfigError(
+        f"{_where(file, *path)}: {'.'.join(path) or 'the file'} is {found!r}; expected {wanted}."
+    )
 
 
 def _where(file: File, *path: str) -> str:

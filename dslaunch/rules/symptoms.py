@@ -22,9 +22,13 @@ _MOST = 3
 """Symptoms that are printed."""
 _MOST_LINES = 200
 """Lines, the last ones, that are looked at for words without a message."""
+_MOST_WORDS = 30
+"""Words of such a line: a longer one is a log's, and holds the word for anything that is counted."""
 _ENDINGS = ("s", "es", "d", "ed", "ing", "ly")
 _MOST_VARIABLE = 8
 """Words that may stand where a message has a number, a path or a name."""
+_OF_ITS_OWN = 40
+"""Characters that tell a message whatever stands at its variable places; in a shorter one numbers have to."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PATH = re.compile(r"(?:[\w.~-]*/)+[\w.-]+")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.:]\d+)*")
@@ -49,8 +53,14 @@ class Symptom:
     checks: tuple[str, ...]
     rules: tuple[str, ...]
     source: str
+    last: tuple[str, ...] = ()
+    """Messages of a healthy run too, which tell where nothing stands behind them."""
     follows: bool = False
     """It comes after another error, which the same text may show: that one goes first."""
+    warns: bool = False
+    """A run goes on after it: an error that the text shows goes first."""
+    ends: bool = False
+    """It says no more than that something ended: all others go first."""
 
 
 @cache
@@ -88,8 +98,10 @@ def _raised(row: dict[str, list[str]]) -> Symptom:
 def _symptom(row: Mapping[str, Any]) -> Symptom:
     words = tuple(tuple(frozenset(part.split("|")) for part in parts) for parts in row["words"])
     given: dict[str, Any] = {name: str(row[name]) for name in ("id", "title", "source")}
-    given |= {name: tuple(row.get(name, ())) for name in ("messages", "exact", "causes", "checks", "rules")}
-    return Symptom(words=words, follows=bool(row.get("follows")), **given)
+    lists = ("messages", "exact", "last", "causes", "checks", "rules")
+    given |= {name: tuple(row.get(name, ())) for name in lists}
+    given |= {name: bool(row.get(name)) for name in ("follows", "warns", "ends")}
+    return Symptom(words=words, **given)
 
 
 def matching(text: str) -> list[Symptom]:
@@ -98,8 +110,9 @@ def matching(text: str) -> list[Symptom]:
     plain = _normal(text)
     lower = text.lower()
     lines = {_words(line) for line in lower.splitlines()[-_MOST_LINES:]}
-    scored = [(_score(symptom, lower, plain, lines), symptom) for symptom in symptoms()]
-    found = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: -pair[0])
+    end = _normal(text.rstrip().rpartition("\n")[2])
+    scored = [(_score(symptom, lower, plain, lines, end), symptom) for symptom in symptoms()]
+    found = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: (pair[1].ends, -pair[0]))
     return [symptom for _, symptom in found]
 
 
@@ -117,26 +130,35 @@ def explained(text: str) -> str:
 
 def _words(line: str) -> frozenset[str]:
     """The words of a line, and what they come from: hangs, corrupted, zero_pp_rank_3."""
-    typed = frozenset(_WORD.findall(line))
+    found = _WORD.findall(line)
+    typed = frozenset(found if len(found) <= _MOST_WORDS else ())
     stems = {word.removesuffix(end) for word in typed for end in _ENDINGS if len(word) > len(end) + 2}
     return typed | stems | {_DIGITS.sub("#", word) for word in typed if "_" in word}
 
 
-def _score(symptom: Symptom, lower: str, plain: str, lines: set[frozenset[str]]) -> float:
-    """Characters of the longest message that stands in the text; a row of words counts less than any message."""
-    # Whether a word stands in a long text is told many times faster than whether a pattern does.
-    messages = [
-        sum(map(len, parts))
-        for parts, pattern in _patterns(symptom)
-        if all(part in plain for part in parts) and pattern.search(plain)
-    ]
+def _score(symptom: Symptom, lower: str, plain: str, lines: set[frozenset[str]], end: str) -> float:
+    """Characters of the longest message that stands in the text; a row of words counts less than any message.
+
+    Args:
+        end: the text's last line.
+    """
+    messages = [*_found(symptom.messages, plain), *_found(symptom.last, end)]
     messages += [
         2 * len(exact)
         for exact in symptom.exact
         if all(word in lower for word in exact.lower().split()) and _exactly(exact.lower()).search(lower)
     ]
     rows = [len(row) for row in symptom.words for words in lines if all(part & words for part in row)]
-    return max(messages, default=0) * (1 if symptom.follows else 10) + max(rows, default=0)
+    weight = 0.005 if symptom.warns else 1 if symptom.follows else 10
+    return max(messages, default=0) * weight + max(rows, default=0)
+
+
+def _found(messages: Sequence[str], plain: str) -> Iterator[int]:
+    """The characters of each message that stands in a text that went through `_normal`."""
+    for parts, pattern in map(_pattern, messages):
+        # Whether a word stands in a long text is told many times faster than whether a pattern does.
+        if all(part in plain for part in parts) and pattern.search(plain):
+            yield sum(map(len, parts))
 
 
 @cache
@@ -146,14 +168,11 @@ def _exactly(text: str) -> re.Pattern[str]:
 
 
 @cache
-def _patterns(symptom: Symptom) -> tuple[tuple[Sequence[str], re.Pattern[str]], ...]:
-    """Of each message, its fixed parts and what finds it in a text that went through `_normal`."""
-    return tuple(_pattern(message) for message in symptom.messages)
-
-
 def _pattern(message: str) -> tuple[Sequence[str], re.Pattern[str]]:
+    """The fixed parts of a message, and what finds it in a text that went through `_normal`."""
     parts = [part.strip() for part in re.split(r" #(?: #)* ", _normal(message)) if part.strip()]
-    joined = rf"(?: \S+){{0,{_MOST_VARIABLE}}}? ".join(re.escape(part) for part in parts)
+    between = r"\S+" if sum(map(len, parts)) >= _OF_ITS_OWN else "#"
+    joined = rf"(?: {between}){{0,{_MOST_VARIABLE}}}? ".join(re.escape(part) for part in parts)
     return parts, re.compile(f" {joined} ")
 
 

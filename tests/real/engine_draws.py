@@ -67,7 +67,7 @@ _SAFE = {
     "zero_optimization.offload_param.device": ["cpu", "none", "disk"], "autotuning.enabled": [False],
     "zero_optimization.offload_optimizer.super_offload": [False], "fp16.auto_cast": [False],
     "dataloader_drop_last": [True, False], "train_micro_batch_size_per_gpu": [1, 2],
-    "zero_optimization.zero_quantized_gradients": [False],
+    "zero_optimization.zero_quantized_gradients": [False], "zero_optimization.zero_quantized_weights": [False],
     "checkpoint.use_node_local_storage": [False, True],
 }  # fmt: skip
 """Values of keys that would ask for a package, a GPU or a compiler, or for what the model of the tests isn't."""
@@ -91,8 +91,9 @@ _OF_OTHERS: dict[str, Sequence[Any]] = {
     "fp16.loss_scale_window": [1, 2, 1000, 0], "fp16.min_loss_scale": [1, 0, 8], "fp16.hysteresis": [1, 2, 0, -1],
     "flops_profiler.profile_step": [1, 2, 1, 0, 100], "flops_profiler.output_file": [None, "profile.txt"],
     "csv_monitor.output_path": ["", "csv"],
-    "zero_optimization.leaf_module.classes": [["own.Layer"], []],
-    "zero_optimization.leaf_module.names": [["x"], []], "zero_optimization.leaf_module.name_suffixes": [["x"], []],
+    "zero_optimization.leaf_module.classes": [["own.Layer"], [], "own.Layer"],
+    "zero_optimization.leaf_module.names": [["1"], ["1", "x"], [], "1"],
+    "zero_optimization.leaf_module.name_suffixes": [["1"], ["x"], [], "1"],
     "data_efficiency.data_routing.random_ltd": [{"enabled": False}],
     "data_efficiency.data_sampling.curriculum_learning": [{"enabled": False}],
     "data_efficiency.data_sampling.dynamic_batching": [{"enabled": False}],

@@ -11,7 +11,8 @@ _WRITTEN = re.compile(r"(\w+)\((['\"])(.*?)(?:\2\)|$)", re.DOTALL)
 _SAYS_NOTHING = (
     "AssertionError()", "ZeroDivisionError", "'NoneType' object has no attribute", "list index out of range",
     "FileNotFoundError(2, 'No such file or directory')",
-    "object is not subscriptable", "object is not callable", "indices must be integers",
+    "object is not subscriptable", "object is not callable", "object is not iterable", "indices must be integers",
+    "object has no attribute 'endswith'", "object has no attribute 'replace'",
 )  # fmt: skip
 """Texts that fit any mistake in any program."""
 

@@ -43,6 +43,7 @@ def job(text: str, dp: int, initialize: int = 0) -> dict[str, Any]:
     return {"config": config, "world": 64, "dp": dp, "initialize": initialize}
 
 
+@pytest.mark.slow
 def test_each_component_of_the_64_gpu_layout() -> None:
     files = rendered("recipe=vla70b", "cluster=64xA100")
     dps = {"vision_encoder": 32, "projector": 64, "llm": 2}
@@ -54,6 +55,7 @@ def test_each_component_of_the_64_gpu_layout() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_strategy_initialises_at_64_ranks() -> None:
     strategies = ["zero1", "zero2", "zero3"]
     texts = [rendered(*LLAMA, f"strategy={name}")["ds_config.json"] for name in strategies]

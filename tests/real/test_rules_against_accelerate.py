@@ -38,7 +38,7 @@ def found(files: dict[str, str], names: Sequence[str]) -> dict[str, str]:
     """What these rules call errors; a notice about other versions is none."""
     read, known = read_fileset(files), Settings()
     hits = ((name, hit) for name in names for hit in rules()[name].check(None, read, known))
-    return {name: hit.message for name, hit in hits if hit.severity != "info"}
+    return {name: hit.message for name, hit in hits if hit.severity not in ("info", "wrong")}
 
 
 _RIGHT = {"int": "4", "float": "0.5", "str_to_bool": "off", "str_to_bools": "true,off,1"}
@@ -256,6 +256,62 @@ def test_configurations_are_judged_as_each_launcher_judges_them(
     assert min(seen) > EXAMPLES // 20
 
 
+DEVICES = ("none", "cpu", "none", "nvme", "cuda", "auto", 1)
+OF_DEEPSPEED: dict[str, tuple[Any, ...]] = {
+    "zero_stage": (2, 3, 0, "2", 4, "auto", True), "offload_optimizer_device": DEVICES,
+    "offload_param_device": DEVICES, "offload_optimizer_nvme_path": ("/local", None),
+    "gradient_accumulation_steps": (1, "auto", 4, "2", None),
+    "gradient_clipping": (1.0, "auto", "1", None, "none", True),
+    "zero3_init_flag": (True, False, None, "yes", 1, "auto", 2, ""),
+    "zero3_save_16bit_model": (True, False, None, "no"),
+    "deepspeed_multinode_launcher": ("standard", "pdsh", None), "deepspeed_moe_layer_cls_names": ("Block", None),
+    "deepspeed_config_file": ("none", None), "deepspeed_hostfile": ("hosts", None),
+    "deepspeed_exclusion_filter": ("n1", None),
+}  # fmt: skip
+"""Values of DeepSpeed's section that accelerate takes, and some that it, or DeepSpeed behind it, doesn't."""
+
+
+def plugged(path: Path, monkeypatch: pytest.MonkeyPatch) -> Exception | None:
+    """What accelerate and DeepSpeed raise on the way from the file to the plugin in a process."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils import DeepSpeedPlugin
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    given = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    with monkeypatch.context() as patch:
+        try:
+            arguments, defaults, _ = _validate_launch_command(given)
+            arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+            for name, text in prepare_deepspeed_cmd_env(arguments)[1].items():
+                patch.setenv(name, text)
+            DeepSpeedZeroConfig(**DeepSpeedPlugin().deepspeed_config["zero_optimization"])
+        except ERRORS as error:
+            return error
+    return None
+
+
+def test_configurations_of_deepspeed_are_judged_as_accelerate_judges_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, seen = random.Random(SEED), [0, 0]
+    path = tmp_path / "accelerate.yaml"
+    for _ in range(EXAMPLES // 4):
+        names = chance.sample(sorted(OF_DEEPSPEED), chance.choice([1, 2, 3, 5]))
+        values = {name: OF_DEEPSPEED[name] if chance.random() < 0.3 else OF_DEEPSPEED[name][:3] for name in names}
+        section = {name: chance.choice(each) for name, each in values.items()}
+        common = {"compute_environment": "LOCAL_MACHINE", "num_machines": 1, "num_processes": 8}
+        config = {"distributed_type": "DEEPSPEED", **common, "main_process_port": 0, "deepspeed_config": section}
+        text = yaml.safe_dump({**config, **chance.choice(TOP)}, sort_keys=False)
+        path.write_text(text, encoding="utf-8")
+        raised, said = plugged(path, monkeypatch), found({"accelerate.yaml": text}, OF_SECTION)
+        assert bool(said) == (raised is not None), (text, raised, said)
+        seen[raised is not None] += 1
+    print(f"{sum(seen)} configurations of DeepSpeed's section: {seen[0]} taken, {seen[1]} refused by both")
+    assert min(seen) > EXAMPLES // 40
+
+
+OF_SECTION = ("accelerate.key", "accelerate.start", "accelerate.value", "accelerate.fields")
 MPIRUN = ("mpirun", "--hostfile", "-n", "--npernode", "--bind-to")
 """Open MPI's words, whether or not it is installed here."""
 

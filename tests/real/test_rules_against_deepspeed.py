@@ -37,15 +37,14 @@ PROBES: list[Any] = [
 
 UNMODELLED: dict[str, Callable[[Any], bool]] = {
     "vocabulary_size": lambda value: value in ([], {}),
-    "torch_autocast.lower_precision_safe_modules": lambda value: isinstance(value, str | dict),
     "data_efficiency.data_sampling.curriculum_learning": lambda value: value == {"enabled": True},
     "data_efficiency.data_sampling.dynamic_batching": lambda value: value == {"enabled": True},
     "aio.use_gds": bool,
     "sequence_parallel_size": lambda _: False,
 }
-"""Accidents of the parser that no table states: a text where `in` is asked of it, a value that is empty, keys that
-need another key beside them, GPUDirect, which depends on the machine, and a key that divides the batch where
-deepspeed.initialize has read the file, and not here."""
+"""Accidents of the parser that no table states: a value that is empty, keys that need another key beside them,
+GPUDirect, which depends on the machine, and a key that divides the batch where deepspeed.initialize has read the
+file, and not here."""
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +208,7 @@ def test_generated_configurations_are_judged_as_deepspeed_judges_them(verdict: V
         ours = refused(text, Settings(world_size=world, huggingface=False))
         return None if raised is None else repr(raised), ours
 
-    agree(configurations(), judged, examples=5000, first_seed=1, share=4)
+    agree(configurations(), judged, examples=5000, first_seed=1, share=6)
 
 
 def test_scheduler_cases_are_judged_as_the_schedulers_judge_them() -> None:

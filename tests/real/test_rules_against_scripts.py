@@ -33,7 +33,7 @@ RAISED = (
     "pipeline.dualpipev", "script.pipeline-module", "script.pipeline-mpu",
     "script.fsdp2-load", "script.sharded-weights", "script.weights-only",
     "ulysses.attention", "ulysses.heads",
-    "ulysses.length", "ulysses.ranks", "zero.leaf-script", "zero.quantized-size",
+    "ulysses.length", "ulysses.ranks", "zero.leaf-input", "zero.leaf-script", "zero.quantized-size",
 )  # fmt: skip
 """Rules whose findings are what DeepSpeed raises."""
 LOGGED = {

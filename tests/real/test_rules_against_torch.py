@@ -158,6 +158,20 @@ def test_torch_refuses_the_loaders_that_the_rule_tells_of(case: Case, monkeypatc
         exec(case.files["train.py"], known)
 
 
+OF_MODULES = ("script.attention-heads", "script.module-sizes", "script.parameter-twice")
+MODULES = [case for case in all_cases() if case.rule in OF_MODULES]
+
+
+@pytest.mark.parametrize("case", MODULES, ids=lambda case: f"{case.rule}: {case.name}")
+def test_torch_refuses_the_modules_that_the_rules_tell_of(case: Case) -> None:
+    """Each case's script makes its modules, and runs them forward, as it stands."""
+    need("deepspeed")
+    told = any(found.rule == case.rule for found in check(None, case.fileset(), case.settings))
+    raised = (RuntimeError, AssertionError, ValueError)
+    with pytest.raises(raised) if told else contextlib.nullcontext():
+        exec(case.files["train.py"], {"__name__": "train"})
+
+
 def test_a_seed_with_the_rank_in_it_shares_samples_out_unevenly() -> None:
     need("deepspeed")
     from torch.utils.data import DistributedSampler

@@ -251,6 +251,11 @@ def test_an_expired_waiver_of_a_site_no_longer_counts(dslaunch: CommandLine, con
         ("ds_config.json --world-size 8 --nodes 2 --ranks-per-node 8", "--nodes 2 * --ranks-per-node 8 make 16"),
         ("ds_config.json --world-size 2 --nodes 3", "--world-size 2 leaves nodes without a rank"),
         ("ds_config.json --world-size 8 --tp 3", "no multiple of --tp 3 * --pp 1 = 3. Give sizes"),
+        ("ds_config.json --nodes 2 --ranks-per-node 4 --tp 3", "the 8 ranks, as given: no multiple of --tp 3"),
+        ("ds_config.json hostfile --pp 3", "the 8 ranks, from hostfile: no multiple of --tp 1 * --pp 3 = 3."),
+        ("ds_config.json --world-size 8 --ranks-per-node 16", "--world-size 8 is no multiple of it"),
+        ("recipe=vla_tiny cluster=local --tp 2", "--tp: belongs to files written elsewhere"),
+        ("recipe=vla_tiny cluster=local --megatron-version 0.12", "--megatron-version: belongs to files"),
         ("ds_config.json --accept batch", "--accept: No rule is called 'batch'. batch has batch.derived"),
         ("", "name the files, or a recipe"),
     ],
@@ -258,6 +263,7 @@ def test_an_expired_waiver_of_a_site_no_longer_counts(dslaunch: CommandLine, con
 def test_options_that_contradict_each_other(
     dslaunch: CommandLine, config: Path, options: str, said: str
 ) -> None:
+    put("hostfile", "a slots=8\n")
     ran = dslaunch("check", *options.split())
     assert (ran.status, said in ran.err) == (2, True), ran.err
 

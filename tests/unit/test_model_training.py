@@ -72,8 +72,8 @@ def test_chosen_layers_train() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"train": "lora"}, "adapters need both"),
-        ({"lora": {"rank": 8}}, "train is all and lora is given"),
+        ({"train": "lora"}, "lora is missing: give it, such as lora.rank=16"),
+        ({"lora": {"rank": 8}}, "train is all, and lora is given, .* or lora=null"),
         ({"train": "layers"}, "needs train_layers or train_ends"),
         ({"train": "layers", "train_layers": [4]}, "train_layers names 4, but there are layers 0 to 3"),
         ({"train": "lora", "lora": {"rank": 8, "targets": ["query"]}}, "Input should be 'q', 'k'"),

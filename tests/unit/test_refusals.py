@@ -50,3 +50,13 @@ def test_settings_that_no_engine_has_together_are_named_alone(
 def test_a_number_of_parts_that_no_step_has_is_refused_with_those_it_can_have(dslaunch: CommandLine) -> None:
     err = refused(dslaunch, f"{VLA} strategy=auto training.macro_batches=3")
     assert "no such part of 512 divides by 3. It can be 2, 4, 8" in err
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "openmpi", "kubernetes"])
+def test_a_container_that_the_launcher_would_not_start_is_refused(dslaunch: CommandLine, launcher: str) -> None:
+    words = "recipe=llama3_8b launcher.container.kind=pyxis launcher.container.image=image:1 script=train.py"
+    err = refused(dslaunch, f"plan {words} launcher={launcher}")
+    assert f"launcher is {launcher}, which starts the ranks outside of it; use launcher=slurm, or leave" in err
+    assert ("launcher.kubernetes.image" in err) == (launcher == "kubernetes")
+    for other in ("slurm", "auto"):
+        assert dslaunch(f"plan {words} launcher={other}").status == 0

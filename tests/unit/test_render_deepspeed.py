@@ -73,6 +73,14 @@ def test_schedule(words: list[str], expected: str | None) -> None:
     assert made.get("scheduler", {}).get("type") == expected
 
 
+def test_a_run_of_one_step_has_no_warm_up_that_is_longer() -> None:
+    words = ["strategy=zero2", "training.steps=1", "training.optimizer.warmup_steps=0"]
+    params = config(*LLAMA, *words)["scheduler"]["params"]
+    assert (params["total_num_steps"], params["warmup_num_steps"], params["warmup_min_ratio"]) == (2, 2, 1.0)
+    with_two = config(*LLAMA, *words[:1], "training.steps=2", words[2])["scheduler"]["params"]
+    assert with_two == params
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

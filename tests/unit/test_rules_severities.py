@@ -36,6 +36,11 @@ READS_EARLY = (
     "def load(path, rank):\n    if rank == 0 and not os.path.exists(path):\n        make(path)\n"
     "    return torch.load(path)\n"
 )
+DEFAULTED = "deepspeed train.py --deepspeed ds_config.json\n"
+PARSES = (
+    "from transformers import HfArgumentParser, TrainingArguments\n"
+    "(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+)
 STARTS = "import deepspeed\nengine, *_ = deepspeed.initialize(model=net)\n"
 
 
@@ -54,6 +59,9 @@ STARTS = "import deepspeed\nengine, *_ = deepspeed.initialize(model=net)\n"
         ("megatron.value", {"run.sh": TOKENIZER.format("inference.py")}, "info"),
         ("huggingface.mismatch", {"a.json": LARGER % "", "ds_config.json": SMALLER}, "error"),
         ("huggingface.mismatch", {"a.json": LARGER % CLIPS, "ds_config.json": SMALLER}, "info"),
+        ("huggingface.mismatch", {"run.sh": DEFAULTED, "ds_config.json": SMALLER}, "info"),
+        ("huggingface.mismatch", {"run.sh": DEFAULTED, "ds_config.json": SMALLER, "train.py": PARSES}, "error"),
+        ("accelerate.section", {"run.sh": DEFAULTED, "ds_config.json": SMALLER, "train.py": PARSES}, "error"),
         ("script.module-prefix", {"train.py": RESUMES.format("")}, "wrong"),
         (
             "script.module-prefix",
@@ -76,3 +84,10 @@ STARTS = "import deepspeed\nengine, *_ = deepspeed.initialize(model=net)\n"
 def test_severity_by_what_is_known(rule: str, texts: dict[str, str], severity: str) -> None:
     found = check(None, read_fileset(texts), Settings(huggingface=True))
     assert {each.severity for each in found if each.rule == rule} == {severity}
+
+
+def test_who_reads_a_json_is_not_guessed_from_a_script_that_is_not_here() -> None:
+    texts = {"run.sh": DEFAULTED, "ds_config.json": SMALLER}
+    for more, severity in (({}, "info"), ({"train.py": PARSES}, "error")):
+        found = check(None, read_fileset(texts | more), Settings())
+        assert {each.severity for each in found if each.rule == "accelerate.section"} == {severity}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dslaunch.rules.registry import rules
-from dslaunch.rules.symptoms import _patterns, matching, seen, symptoms
+from dslaunch.rules.symptoms import _pattern, matching, seen, symptoms
 from tests.command import CommandLine
 
 MESSAGES = [(symptom.id, message) for symptom in symptoms() for message in symptom.messages]
@@ -70,6 +70,36 @@ def test_what_users_say_without_a_message(words: str, symptom: str) -> None:
         ("checkpoint is corrupted", "checkpoint-inconsistent"),
         ("the same warning is printed by all ranks thousands of times", "log-flood"),
         ("log file grows to 100 GB", "log-flood"),
+        ("stuck at initializing torch distributed", "init-hang"),
+        ("it hangs", "nccl-timeout"),
+        ("nothing happens after launching", "init-hang"),
+        ("all gpus 0% utilization", "uneven-utilisation"),
+        ("training diverges", "loss-spike"),
+        ("slow on two nodes", "slow"),
+        ("different loss every run", "irreproducible"),
+        ("cannot resume", "checkpoint-inconsistent"),
+        ("duplicate log lines", "log-flood"),
+        ("host out of memory", "host-memory"),
+        ("OOM killer", "exit-minus-9"),
+        ("training never starts", "init-hang"),
+        ("training freezes after the first epoch", "nccl-timeout"),
+        ("it seems to be a deadlock", "nccl-timeout"),
+        ("checkpoint saving hangs", "nccl-timeout"),
+        ("GPU util is 30% on half of the GPUs", "uneven-utilisation"),
+        ("non-deterministic results", "irreproducible"),
+        ("the evaluation metric is different between runs", "irreproducible"),
+        ("resumed from checkpoint and the loss is higher", "checkpoint-inconsistent"),
+        ("checkpoint cannot be loaded after changing the number of GPUs", "checkpoint-inconsistent"),
+        ("every rank prints the same log line", "log-flood"),
+        ("wandb has 8 runs", "log-flood"),
+        ("works on one GPU but OOM on multi GPU", "distributed-oom"),
+        ("loss does not decrease", "worse-convergence"),
+        ("slow data loading", "slow"),
+        ("first step takes 10 minutes", "slow"),
+        ("memory leak", "gpu-oom"),
+        ("exit code -11", "crash"),
+        ("return code = 1", "ended"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'ds_config.json'", "missing-file"),
     ],
 )
 def test_other_words_for_the_same(words: str, symptom: str) -> None:
@@ -102,12 +132,75 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
         ("ModuleNotFoundError: No module named 'flash_attn'", None),
         ("AttributeError: 'NoneType' object has no attribute 'shape'", None),
         ("RuntimeError: 'depth' must be even", None),
+        ("RuntimeError: The size of tensor a (0) must match the size of tensor b (4096)", "zero3-empty"),
+        ("RuntimeError: The size of tensor a (3) must match the size of tensor b (4)", None),
+        ("srun: error: node03: task 5: Killed", "exit-minus-9"),
+        ("AssertionError: 8 is not divisible by 3", "moe.experts"),
+        ("AssertionError: the number of heads 32 is not divisible by tensor parallel size 3", None),
+        ("AssertionError", None),
+        ("AssertionError: last epoch number of samples exceeded max value.", None),
+        (
+            "AssertionError: {'id': 3, 'status': 'NOT_AVAILABLE', 'numel': 0, 'ds_numel': 0, 'shape': (0,)",
+            "script.zero-init-copies",
+        ),
+        ("ValueError: 'foo' is not a valid Color", None),
+        ("error: --x requires --y to be enabled", None),
+        ("output tensor size must be equal to world_size times input tensor size", None),
+        ("You can't train a model that has been loaded on a different device than that of training", None),
+        ("RuntimeError: Timed out initializing process group in store based barrier on rank: 1", "init-hang"),
         ("the killer feature of this log\nis that it floods\nno port", None),
     ],
 )
 def test_numbers_and_names_count_where_they_tell(text: str, symptom: str | None) -> None:
     found = matching(text)
     assert (found[0].id if found else None) == symptom
+
+
+_STARTED = "[INFO] [comm.py:668:init_distributed] Initializing TorchBackend in DeepSpeed with backend nccl\n"
+
+
+@pytest.mark.parametrize(
+    ("behind", "symptoms_found"),
+    [
+        ("", ["init-hang"]),
+        ("RuntimeError: CUDA error: invalid device ordinal\n", ["device-ordinal"]),
+        ("[2026-01-31 10:00:05,000] [INFO] step=10, skipped=0, lr=[1e-4], mom=[[0.9, 0.999]]\n", []),
+        (
+            "ssh: connect to host worker-2 port 22: refused\nexits with return code = 1\n",
+            ["ssh-hosts", "ended"],
+        ),
+    ],
+)
+def test_what_a_healthy_run_prints_too_tells_only_as_the_last_line(
+    behind: str, symptoms_found: list[str]
+) -> None:
+    assert [symptom.id for symptom in matching(_STARTED + behind)] == symptoms_found
+
+
+HEALTHY = """[runner.py:202] Unable to find hostfile, will proceed with training with local resources only.
+[INFO] [comm.py:668:init_distributed] Initializing TorchBackend in DeepSpeed with backend nccl
+UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`.
+FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated.
+{'loss': 1.3212, 'grad_norm': 2.1, 'learning_rate': 1.05e-06, 'epoch': 0.0}
+ iteration 1/ 100 | consumed samples: 256 | elapsed time per iteration (ms): 9000.2 | throughput per GPU: 201.2 | \
+learning rate: 1.0E-06 | global batch size: 256 | lm loss: 1.081E+01 | loss scale: 1.0 | grad norm: 30.1 | \
+number of skipped iterations: 0 | number of nan iterations: 0 |
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "symptom"),
+    [
+        ("RuntimeError: CUDA error: invalid device ordinal", "device-ordinal"),
+        ("RuntimeError: Error building extension 'cpu_adam'", "op-build"),
+        ("ssh: connect to host worker-2 port 22: Connection refused", "ssh-hosts"),
+        ("KeyError: 'RANK'", "no-launcher"),
+        ("OSError: [Errno 28] No space left on device", "disk-full"),
+        ("remote process exited or there was a network error", "rank-lost"),
+    ],
+)
+def test_an_error_goes_before_what_a_run_says_that_goes_on(error: str, symptom: str) -> None:
+    assert matching(f"{HEALTHY}{error}\n")[0].id == symptom
 
 
 def test_every_symptom_says_what_to_do_and_names_rules_that_there_are() -> None:
@@ -117,7 +210,7 @@ def test_every_symptom_says_what_to_do_and_names_rules_that_there_are() -> None:
         assert symptom.checks, symptom.id
         assert symptom.source, symptom.id
         assert symptom.messages or symptom.words or symptom.exact, symptom.id
-        assert all(sum(map(len, parts)) >= 8 for parts, _ in _patterns(symptom)), symptom.id
+        assert all(sum(map(len, parts)) >= 8 for parts, _ in map(_pattern, symptom.messages)), symptom.id
         assert set(symptom.rules) <= set(rules()), symptom.id
 
 

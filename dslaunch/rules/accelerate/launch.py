@@ -73,7 +73,7 @@ def started(files: FileSet) -> Iterator[Started]:
 
 def _writes(file: File, config: File, name: str) -> bool:
     """Whether a script writes this configuration under the name, by the line above it."""
-    above = file.text.splitlines()[max(0, config.at().line - 2)] if config.name == file.name else ""
+    above = file.lines[max(0, config.at().line - 2)] if config.name == file.name else ""
     return bool(name) and "<<" in above and (name in above or "$" in above)
 
 

@@ -48,7 +48,7 @@ def machine_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
     held = {job.file.name: job for job in jobs(files)}
     for start in started(files):
         srun, machines = start.command.launcher("srun"), start.number("num_machines")
-        if srun is None or machines is None or machines < 2 or not _static(start):
+        if srun is None or machines is None or machines < 2 or not static(start):
             continue
         job = held.get(start.file.name)
         nodes = srun_nodes(job, srun.options) if job else None
@@ -76,13 +76,14 @@ def hosts(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         deepspeed = by_file or start.flag("use_deepspeed") is not None
         named = start.launcher.options.has("--config_file", "--config-file") and start.config is None
         told = start.launcher.options.complete and not named
-        if machines and machines > 1 and rank is not None and deepspeed and not launcher and not listed and told:
+        if machines and machines > 1 and deepspeed and not launcher and not listed and told:
+            ranks = " reads no --machine_rank, and" if rank is not None else ":"
             message = (
-                "DeepSpeed's launcher (pdsh, the default) reads no --machine_rank, and there is no hostfile: each "
-                f"of the {machines} machines trains by itself."
+                f"DeepSpeed's launcher (pdsh, the default){ranks} there is no hostfile: each of the {machines} "
+                "machines trains by itself."
             )
             fix = "Add --deepspeed_multinode_launcher standard; or start it once, with --deepspeed_hostfile."
-            yield start.hit(rank, message, fix)
+            yield start.hit(rank or start.flag("num_machines"), message, fix)
 
 
 _LAUNCHER = "deepspeed_multinode_launcher"
@@ -93,7 +94,7 @@ def _held(start: Started, *path: str) -> object:
     return start.config.get(*path) if start.config else None
 
 
-def _static(start: Started) -> bool:
+def static(start: Started) -> bool:
     """Whether machine_rank decides which node it is."""
     backend = start.value("rdzv_backend") or (start.config.get("rdzv_backend") if start.config else None)
     deepspeed = start.flag("use_deepspeed") is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
@@ -51,7 +52,9 @@ def optimizer(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
     """An optimizer or scheduler that the script hands to accelerate, and the DeepSpeed JSON holds as well."""
     config = one_config(plan, files, settings)
     for script in scripts(files) if config is not None else ():
-        for call in _prepares(script) if _is_told(files, script) else ():
+        assert config is not None
+        told = _is_told(files, script) and not _is_anothers(files, script, config.file.name)
+        for call in _prepares(script) if told else ():
             kinds = {_kind(script, each): each for each in call.node.args}
             for section, dummy in _DUMMIES.items():
                 assert config is not None
@@ -71,6 +74,21 @@ def _is_told(files: FileSet, script: Script) -> bool:
     apart = [each for each in started if each is not None and not each.options.has(*_TELLS)]
     beside = "DeepSpeedPlugin" in script.python.text or any(True for _ in files.of("accelerate"))
     return beside or not started or len(apart) < len(started)
+
+
+def _is_anothers(files: FileSet, script: Script, path: str) -> bool:
+    """Whether nothing leads from a script to a JSON: another one names it, or accelerate's own section is read."""
+    name = PurePosixPath(path).name
+    own = list(files.of("accelerate"))
+    named = {str(file.get("deepspeed_config", _NAMED)) for file in own}
+    for _, command in files.launches():
+        launcher = command.launcher("accelerate")
+        given = launcher.options.value("--deepspeed_config_file", "--deepspeed-config-file") if launcher else None
+        named.add(str(given))
+    if name in script.python.text or any(PurePosixPath(each).name == name for each in named):
+        return False
+    inline = bool(own) and all(isinstance(file.get("deepspeed_config"), dict) for file in own)
+    return inline or any(name in other.python.text for other in scripts(files) if other is not script)
 
 
 _TELLS = ("--use_deepspeed", "--use-deepspeed", "--deepspeed_config_file", "--deepspeed-config-file",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dslaunch.errors import nearest
 from dslaunch.files.fileset import File, FileSet
+from dslaunch.files.flags import is_told
 from dslaunch.planfile import Plan
 from dslaunch.rules.accelerate.config import unread
+from dslaunch.rules.accelerate.launch import FALSE, TRUE
 from dslaunch.rules.accelerate.starts import starter
+from dslaunch.rules.deepspeed.coercion import number
 from dslaunch.rules.deepspeed.config import ZERO, Config, configs
 from dslaunch.rules.deepspeed.values import shown
 from dslaunch.rules.huggingface.trainer import arguments
 from dslaunch.rules.registry import Hit, hit, rule
+from dslaunch.rules.scripts.launched import started
 from dslaunch.rules.settings import Settings
 
 _PLUGIN = "huggingface/accelerate:src/accelerate/utils/dataclasses.py DeepSpeedPlugin 1.15.0, run"
@@ -45,8 +49,8 @@ def fields(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
     fix = "Keep it in the DeepSpeed JSON alone."
     for file in _deepspeed(files):
         section = file.get("deepspeed_config")
-        if "deepspeed_config_file" not in section:
-            continue
+        if str(section.get("deepspeed_config_file", "none")) in ("none", "None"):
+            continue  # as accelerate's own questions write it where no file is named
         for name in (name for name in section if name in _IN_JSON):
             message = f"{name} beside deepspeed_config_file: accelerate raises ValueError."
             yield hit(file, ("deepspeed_config", name), message, fix)
@@ -91,7 +95,8 @@ def processes(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
 
 
 _DEVICES = ("none", "cpu", "nvme")
-_VALUES = {"zero_stage": (0, 1, 2, 3), "offload_optimizer_device": _DEVICES, "offload_param_device": _DEVICES}
+_DEVICE_NAMES = ("offload_optimizer_device", "offload_param_device")
+_VALUES: Mapping[str, tuple[object, ...]] = {"zero_stage": (0, 1, 2, 3), **dict.fromkeys(_DEVICE_NAMES, _DEVICES)}
 _LOCAL = re.compile(r"localhost|127(?:\.\d+){3}|::1")
 
 
@@ -111,10 +116,29 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     for file in _deepspeed(files):
         for name, allowed in _VALUES.items():
             given = file.get("deepspeed_config", name)
-            if given is not None and str(given) not in map(str, allowed):
+            if name in _DEVICE_NAMES and given == "auto":
+                message = f"{name} is auto: DeepSpeed's parser drops the word, and nothing is offloaded."
+                fix = "Write cpu, nvme or none."
+                yield hit(file, ("deepspeed_config", name), message, fix, severity="wrong", raised_by="nobody")
+            elif given is not None and str(given) not in map(str, allowed):
                 message = f"{name} is {shown(given)}: accelerate hands it on, and DeepSpeed refuses it."
                 fix = f"Use one of {', '.join(map(str, allowed))}."
                 yield hit(file, ("deepspeed_config", name), message, fix)
+        yield from _converted(file)
+
+
+def _converted(file: File) -> Iterator[Hit]:
+    """Values that the plugin in each process makes a truth or a number of."""
+    section = file.get("deepspeed_config")
+    told = {name: each for name, each in section.items() if not isinstance(each, str) or is_told(each)}
+    flag, clip = told.get("zero3_init_flag"), told.get("gradient_clipping")
+    if flag is not None and str(flag).lower() not in (*TRUE, *FALSE):
+        message = f"zero3_init_flag is {shown(flag)}, no truth: accelerate raises ValueError in each process."
+        yield hit(file, ("deepspeed_config", "zero3_init_flag"), message, "Write true or false.")
+    if clip is not None and clip != "auto" and (isinstance(clip, bool) or number(clip) is None):
+        message = f"gradient_clipping is {shown(clip)}, no number: accelerate raises ValueError in each process."
+        fix = "Write a number, or leave it out."
+        yield hit(file, ("deepspeed_config", "gradient_clipping"), message, fix)
 
 
 @rule("accelerate.address", severity="hang", raised_by="nobody", evidence=f"{_LAUNCH}, run")
@@ -153,10 +177,16 @@ def kind(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
 @rule("accelerate.section", severity="error", raised_by="accelerate", evidence=_PLUGIN)
 def section(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
     """A DeepSpeed JSON for accelerate or the Trainer without zero_optimization."""
+    unread = any(started(files, command) is None for _, command in files.launches())
+    of_command = unread and not files.of("accelerate", "hf_arguments")
     for config in _named(plan, files, settings):
         if not config.has(ZERO):
+            by_script = of_command and not settings.huggingface
             message = "the file has no zero_optimization: accelerate raises ValueError."
-            yield config.hit(ZERO, message, 'Write "zero_optimization": {"stage": 0} at least.')
+            if by_script:
+                message = "the file has no zero_optimization: ValueError where transformers' Trainer reads it."
+            fix = 'Write "zero_optimization": {"stage": 0} at least.'
+            yield config.hit(ZERO, message, fix, severity="info" if by_script else None)
 
 
 @rule(

@@ -11,7 +11,7 @@ from dslaunch.files import script
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Word, is_told
 from dslaunch.files.heredoc import Written
-from dslaunch.files.position import Lines, Path, Position
+from dslaunch.files.position import Path, Position
 from dslaunch.files.script import Command, ShellScript
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
@@ -153,7 +153,7 @@ def _assigned(file: File, path: Path, environment: object) -> Iterator[Assignmen
 
 def _written(file: File, path: Path, text: str) -> Written:
     """The text behind as many line feeds as stand above it, with where each of its words stands."""
-    at, source = file.at(*path), Lines(file.text)
+    at, source = file.at(*path), file.places
     above = "\n" * (at.line - 1)
     start = source.offset(at)
     moves: list[tuple[int, int]] = []

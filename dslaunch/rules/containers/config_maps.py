@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -95,6 +96,10 @@ def _of_maps(file: File) -> Iterator[Mounted]:
                         yield Mounted(found, written, file, key)
 
 
+_SHELL_KEY = re.compile(r"^[^.]*$|\.(?:sh|bash|sbatch|slurm|sub|job)$")
+_SHELL_LINE = re.compile(r"\s*#!.*\b(?:ba|da|z)?sh\b")
+
+
 def _read(file: File, key: str, text: str, written: Written) -> File | None:
     """What one text is, where it is any kind that rules know."""
     if looks_like_json(key, text) or looks_like_yaml(key):
@@ -107,7 +112,7 @@ def _read(file: File, key: str, text: str, written: Written) -> File | None:
             return broken if meant and looks_like_json(key, text) else None
         return _of_tree(file, key, document, written, is_json=is_json)
     kind = text_kind(key, text)
-    if kind == "shell":
+    if kind == "shell" and (_SHELL_KEY.search(key) or _SHELL_LINE.match(text)):
         value = script.parse(written.text)
         return File(file.name, "shell", written.text, value, problems=value.problems, inside=True)
     if kind == "hostfile":

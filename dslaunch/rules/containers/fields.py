@@ -61,6 +61,9 @@ def types() -> Mapping[str, Mapping[str, str]]:
     return cast(Mapping[str, Mapping[str, str]], _table()["types"])
 
 
+_PATCH = re.compile(r"(?:^|[-_.])patch(?:[-_.]|$)")
+
+
 def whole(files: FileSet) -> Iterator[File]:
     """The manifests, but for patches that a kustomization among the files names: they reach no API alone."""
     patches: set[str] = set()
@@ -69,7 +72,8 @@ def whole(files: FileSet) -> Iterator[File]:
             if each.get("kind") in ("Kustomization", "Component"):
                 given = [*as_list(each.get("patches")), *as_list(each.get("patchesStrategicMerge"))]
                 patches |= {str(get(one, "path") or one).rpartition("/")[2] for one in given}
-    return (file for file in files.of("kubernetes") if file.name.rpartition("/")[2] not in patches)
+    named = ((file, file.name.rpartition("/")[2]) for file in files.of("kubernetes"))
+    return (file for file, name in named if name not in patches and not _PATCH.search(name))
 
 
 def typed(value: Any) -> Iterator[Typed]:

@@ -71,7 +71,8 @@ def exec_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
 
 def _unfilled(file: File, workload: Workload, container: Container) -> Iterator[Hit]:
     """$(NAME) of a variable that the container doesn't have, or has further below alone."""
-    if container.value.get("envFrom") or workload.kind in ("VolcanoJob", "LeaderWorkerSet"):
+    part = not container.value.get("image")  # a patch, whose base has the rest
+    if part or container.value.get("envFrom") or workload.kind in ("VolcanoJob", "LeaderWorkerSet"):
         return
     names = [str(entry.get("name")) for _, entry in container.environment]
     known = {*names, *(_OF_OPERATORS if workload.kind in ("PyTorchJob", "MPIJob") else ())}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from dslaunch.files import script
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Word, is_told
 from dslaunch.files.heredoc import Written
 from dslaunch.files.manifest import Container, Workload, workloads
-from dslaunch.files.position import START, Lines, Path, Position
+from dslaunch.files.position import START, Path, Position
 from dslaunch.files.script import Command, ShellScript
 from dslaunch.files.shell import Assignment
 from dslaunch.rules.shell.heredocs import Inner
@@ -47,12 +48,18 @@ def shell_text(container: Container) -> tuple[Path, str] | None:
     return words[at + 1] if 0 < at < len(words) - 1 else None
 
 
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> ShellScript:
+    """The script, read once for all rules and file sets."""
+    return script.parse(text)
+
+
 def _read(file: File, workload: Workload, container: Container) -> Inner | None:
     names = _SET_BY_OPERATOR if workload.kind == "PyTorchJob" else ()
     own = tuple(Assignment(name, "", START, False) for name in names)
     if found := shell_text(container):
         written = written_block(file, *found)
-        value = script.parse(written.text)
+        value = _parsed(written.text)
     elif container.words:
         written = Written(file.text, True, file.text, START, ())
         words = tuple(Word(text, file.at(*path), is_told(text)) for path, text in container.words)
@@ -81,7 +88,7 @@ def written_block(file: File, path: Path, text: str) -> Written:
     first = at.line + 1 if block else at.line
     indent = len(lines[first - 1]) - len(lines[first - 1].lstrip()) if block and first <= len(lines) else at.column
     above = "\n" * (first - 1)
-    source, moves, size = Lines(file.text), [], len(above)
+    source, moves, size = file.places, [], len(above)
     for number, line in enumerate(text.split("\n"), first):
         if number <= len(lines):
             moves.append((size, min(source.offset(Position(number, 1)) + indent, len(file.text))))

@@ -207,7 +207,12 @@ def _of_pod(point: Point, parts: list[str], domain: str, services: list[Service]
             yield message, fix, "hang"
         return
     if is_told(domain) and parts[1] != domain:
-        yield f"{point.host}: the pods have their names below {domain}.", f"Write {parts[0]}.{domain}.", "hang"
+        message, fix = f"{point.host}: the pods have their names below {domain}", f"Write {parts[0]}.{domain}."
+        known = {each.name for each in services}
+        if parts[1] in known and domain not in known:
+            key = "serviceName" if workload.kind == "StatefulSet" else "subdomain"
+            message, fix = f"{message}, and no Service is called so", f"Write {key}: {parts[1]}."
+        yield f"{message}.", fix, "hang"
         return
     if len(parts) > 2 and workload.namespace and parts[2] not in (workload.namespace, "svc"):
         yield f"{point.host}: the pods run in {workload.namespace}.", "Write that namespace, or none.", "hang"

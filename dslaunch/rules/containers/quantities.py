@@ -9,8 +9,8 @@ from dslaunch.files.manifest import Container, as_dict, get
 from dslaunch.rules.containers.fields import Found
 
 _QUANTITY = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
-_FILLED = re.compile(r"[$<>%{}]|^[A-Z]+(?:_[A-Z]+)+")
-"""What a program of its own fills in: $NAME, <NAME>, {{ name }}, and MODEL_NAME, which sed does."""
+_FILLED = re.compile(r"[$<>%{}]|(?<![A-Za-z])[A-Z]+(?:_[A-Z]+)+|^[A-Z]{3,}$")
+"""What a program of its own fills in: $NAME, <NAME>, {{ name }}; NAMESPACE and data-MODEL_NAME, which sed does."""
 _LEAST = 1 << 20
 """Bytes below which no memory is meant."""
 _UNITS: Mapping[str, float] = {

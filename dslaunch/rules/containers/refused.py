@@ -27,6 +27,8 @@ _OLD_LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+_FILLED_IN = re.compile(r"^[A-Z][A-Z_]{2,}$|(?<![A-Za-z])[A-Z]+_[A-Z_]+(?![A-Za-z])")
+"""NAMESPACE, or weights-V_ZONE: what a sed puts a name in the place of."""
 _LONGEST_LABEL, _LONGEST_PORT_NAME, _LAST_PORT = 63, 15, 65535
 _ALWAYS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet")
 _JOBS = ("Job", "JobSet", "CronJob")
@@ -64,7 +66,7 @@ def _names(file: File) -> Iterator[Found]:
     for path, each in documents(file.value):
         kind, metadata = str(each.get("kind")), as_dict(each.get("metadata"))
         name, group = metadata.get("name"), str(each.get("apiVersion")).partition("/")[0]
-        if isinstance(name, str) and not is_open(name) and group in _NAMED:
+        if isinstance(name, str) and not is_open(name) and not _FILLED_IN.search(name) and group in _NAMED:
             if kind in ("PyTorchJob", "MPIJob", "JobSet"):
                 what, right = "a letter, then lower-case letters, digits and dashes", _OLD_LABEL.fullmatch(name)
             elif kind in ("Service", "Namespace", "StatefulSet"):
@@ -164,6 +166,7 @@ def _volumes(workload: Workload, each: Pods) -> Iterator[Found]:
         claims += as_list(get(policy, "templates"))
     known = {str(get(claim, "metadata", "name")) for claim in claims}
     known |= {str(get(volume, "name")) for volume in as_list(each.spec.get("volumes"))}
+    known |= _OF_OPERATOR if workload.kind == "MPIJob" else set()
     yield from _twice((each.path, "volumes"), each.spec, "volumes")
     for index, volume in enumerate(as_list(each.spec.get("volumes"))):
         empty, path = as_dict(get(volume, "emptyDir")), (*each.path, "volumes", index, "emptyDir")
@@ -187,6 +190,10 @@ def _volumes(workload: Workload, each: Pods) -> Iterator[Found]:
                 places[place] += 1
                 if places[place] == 2:
                     yield (*path, "mountPath"), f"{place} is mounted twice: the API refuses the pod.", "Keep one."
+
+
+_OF_OPERATOR = {"mpi-job-config", "mpi-job-kubectl", "ssh-auth"}
+"""Volumes that the MPI operator adds to its pods (pkg/controller/mpi_job_controller.go 0.2 to 0.6)."""
 
 
 def _twice(where: tuple[Any, ...], spec: Mapping[str, Any], what: str) -> Iterator[Found]:

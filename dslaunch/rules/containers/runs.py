@@ -211,7 +211,7 @@ def env_file(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
 
 
 def _literal(file: File) -> Iterator[Hit]:
-    for number, line in enumerate(file.text.splitlines(), 1):
+    for number, line in enumerate(file.lines, 1):
         name, equals, value = line.lstrip().partition("=")
         at = Position(number, len(line) - len(line.lstrip()) + 1)
         if not equals or name.startswith("#"):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.manifest import as_list, workloads
-from dslaunch.files.position import Lines, Path
+from dslaunch.files.position import Path
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.settings import Settings
@@ -31,12 +31,12 @@ def words(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             for path, message, fix in _faults(given):
                 yield Hit(file.name, file.at(*path), message, fix)
     for file, script in files.scripts():
-        lines = Lines(file.text)
+        lines = file.places
         for command in script.commands:
             for one, two in pairwise(enumerate(command.words[:-2])):
-                program, behind = command.words[two[0] + 1], command.words[two[0] + 2 :]
+                program = command.words[two[0] + 1]
                 called = _SHELL.fullmatch(one[1].text) and _COMMAND_OPTION.fullmatch(two[1].text)
-                if called and behind and _PROGRAM.fullmatch(program.text):
+                if called and two[0] + 2 < len(command.words) and _PROGRAM.fullmatch(program.text):
                     at, front = lines.offset(program.at), lines.offset(two[1].at) + len(two[1].text)
                     bare = file.text.startswith(program.text, at)  # neither quotes nor a variable
                     if bare and front < at and not file.text[front:at].strip(" \t\\\n"):

@@ -10,10 +10,8 @@ from dslaunch.rules.registry import Hit
 _BUFFERS = (
     "deepspeed/runtime/zero/stage_1_and_2.py setup_buckets, runtime/zero/stage3.py 0.19.8; DeepSpeed#6351"
 )
-_DEFAULT = 5e8
-"""Elements of both buckets where they aren't given."""
-_LARGE_GIB = 6.0
-"""Above what the defaults take at most: 3 buckets * 5e8 elements * 4 bytes = 5.6 GiB, in fp32 with overlap."""
+_LARGE_GIB = 4.0
+"""Above what the default takes at most: 2 buckets * 5e8 elements * 4 bytes = 3.7 GiB, in fp32 with overlap."""
 _SMALL = 1_000_000
 """Elements below which a message costs its latency more than its bytes; a layer of hidden 1024 has as many."""
 _WHOLE = 10_000_000
@@ -23,21 +21,20 @@ _WHOLE = 10_000_000
 @config_rule("zero.buckets", severity="memory", evidence=_BUFFERS)
 def buckets(config: Config) -> Iterator[Hit]:
     """Buckets that take gigabytes of each GPU, or that are too small to be worth a message."""
-    reduce, gather = f"{ZERO}.reduce_bucket_size", f"{ZERO}.allgather_bucket_size"
+    reduce = f"{ZERO}.reduce_bucket_size"
     size = config.number(reduce)
     if config.plan is None and config.sharded and size is not None and 0 < size < _SMALL:
         message = f"reduce_bucket_size {size:g} elements: each message is small, and latency decides."
         yield config.hit(reduce, message, "Use hidden * hidden or more.", severity="slow")
-    if config.stage not in (1, 2) or (size is None and config.number(gather) is None):
+    if config.stage not in (1, 2) or size is None or config.off(f"{ZERO}.contiguous_gradients"):
         return
     copies = 2 if config.on(f"{ZERO}.overlap_comm") else 1
     width = 4 if config.precision == "fp32" and not config.precision_open else 2
-    elements = copies * (size or _DEFAULT) + (config.number(gather) or _DEFAULT)
-    gib = elements * width / 2**30
+    gib = copies * size * width / 2**30
     if gib > _LARGE_GIB:
         twice = " (two reduce buckets, for overlap_comm)" if copies == 2 else ""
         message = f"the buckets take {gib:.1f} GiB of each GPU{twice}."
-        yield config.hit(reduce if size else gather, message, "Use 1e8 to 5e8 elements.")
+        yield config.hit(reduce, message, "Use 1e8 to 5e8 elements.")
 
 
 @config_rule("zero.overlap", severity="info", evidence=_BUFFERS)

@@ -36,7 +36,8 @@ def _entries(section: Section, path: tuple[str, ...], value: dict[str, Any]) -> 
         key = section.keys.get(name)
         here = (*path, name)
         shadowed = key is not None and section.parser == "raw" and value.get(key.alias_of) is not None
-        unread = key is not None and bool(key.beside) and value.get(key.beside) in (None, False)
+        beside = value.get(key.beside) if key is not None and key.beside else True
+        unread = beside in (None, False) or (key is not None and key.walked and not beside)
         yield Entry(here, item, section, key, shadowed, unread)
         if key is not None and key.type == "section" and isinstance(item, dict) and not shadowed:
             yield from _entries(table().sections[section.below(key)], here, item)

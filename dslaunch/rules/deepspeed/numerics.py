@@ -15,6 +15,7 @@ _NAMES = {
     **dict.fromkeys(("int8", "torch.int8"), "int8"),
 }
 """What DeepSpeed calls a type: deepspeed/runtime/config.py DtypeEnum, 0.19.8."""
+_DTYPE = "torch_autocast.dtype"
 _MANY_STEPS = 16
 """Accumulation steps from which bf16's 8 bits of precision lose gradients: a sum of 16 takes 4 of them."""
 
@@ -129,14 +130,21 @@ def autocast(config: Config) -> Iterator[Hit]:
         if isinstance(name, str) and "." not in name:
             key = "torch_autocast.lower_precision_safe_modules"
             yield config.hit(key, f"{name!r} names no package: ValueError.", "Write it as torch.nn.Linear.")
-    if _NAMES.get(str(config.get("torch_autocast.dtype"))) == "int8":
+    if _NAMES.get(str(config.get(_DTYPE))) == "int8":
         yield _whole(config)
-    if not config.has("torch_autocast.dtype"):
+    if not config.has(_DTYPE):
         message = "torch_autocast without dtype: torch's own default for the device is taken."
         yield config.hit(
             "torch_autocast", message, 'Write "dtype": "bf16".', severity="wrong", raised_by="nobody"
         )
-    if config.precision != "fp32":
+    scaled = config.stage == 0 and config.stages == 1 and _NAMES.get(str(config.get(_DTYPE))) == "fp16"
+    if config.precision != "fp32" and scaled:
+        message = (
+            f"torch_autocast in fp16 beside {config.precision} at ZeRO stage 0: its GradScaler finds no gradients "
+            "at the optimizer of the fp32 weights, and asserts in the first step."
+        )
+        yield config.hit(_DTYPE, message, f"Keep {config.precision} or torch_autocast, not both.")
+    elif config.precision != "fp32":
         message = f"torch_autocast beside {config.precision}: weights are cast, and autocast runs on top."
         yield config.hit(
             "torch_autocast.enabled", message, "Choose one.", severity="info", raised_by="nobody"
@@ -148,9 +156,9 @@ def _whole(config: Config) -> Hit:
     fix = "Write bf16."
     if config.stage == 3:
         message = "torch_autocast in int8 at ZeRO stage 3: gradients can't be reduced in it, RuntimeError."
-        return config.hit("torch_autocast.dtype", message, fix)
+        return config.hit(_DTYPE, message, fix)
     message = "torch_autocast in int8: torch warns that it can't, and casts nothing."
-    return config.hit("torch_autocast.dtype", message, fix, severity="wrong", raised_by="nobody")
+    return config.hit(_DTYPE, message, fix, severity="wrong", raised_by="nobody")
 
 
 @config_rule(
@@ -174,19 +182,20 @@ def auto_cast(config: Config) -> Iterator[Hit]:
 )  # fmt: skip
 def defaults(config: Config) -> Iterator[Hit]:
     """Settings that are left to a default which DeepSpeed has changed."""
-    found = []
+    found: list[tuple[str, str]] = []
     if config.optimizer and not config.has("gradient_clipping"):
-        found.append("gradient_clipping is 1.0 since 0.19.3 (before: off)")
+        found.append(("optimizer", "gradient_clipping is 1.0 since 0.19.3 (before: off)"))
     if config.bf16 and config.optimizer and not config.has(f"{config.bf16_section}.check_grad_overflow"):
-        found.append("bf16.check_grad_overflow skips steps with inf or nan since 0.19.3 (before: applied)")
+        said = "bf16.check_grad_overflow skips steps with inf or nan since 0.19.3 (before: applied)"
+        found.append((config.bf16_section, said))
     for name in ("optimizer", "param"):
         key = f"{ZERO}.offload_{name}"
         used = config.stage == 3 or (name == "optimizer" and config.sharded)
         if used and config.at_least("0.19.5") and _pins_by_default(config, name):
-            found.append(f"{key}.pin_memory is true since 0.19.5 (before: false)")
+            found.append((key, f"{key}.pin_memory is true since 0.19.5 (before: false)"))
     if found:
-        message = f"left to a default that changed: {'; '.join(found)}."
-        yield config.hit("optimizer", message, "Write the value that is meant.")
+        message = f"left to a default that changed: {'; '.join(said for _, said in found)}."
+        yield config.hit(found[0][0], message, "Write the value that is meant.")
 
 
 def _pins_by_default(config: Config, name: str) -> bool:

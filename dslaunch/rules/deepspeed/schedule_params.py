@@ -87,7 +87,7 @@ def _steps(config: Config, name: str, params: dict[str, Any]) -> Iterator[Hit]:
     if not config.at_least("0.19.4"):
         return
     positive = {"OneCycle": "cycle_first_step_size", "LRRangeTest": "lr_range_test_step_size"}.get(name, "")
-    size = config.number(f"scheduler.params.{positive}")
+    size = 0 if params.get(positive) is False else config.number(f"scheduler.params.{positive}")
     if positive and size is not None and size <= 0:
         message = f"{positive} is {size:g}; DeepSpeed raises ValueError for what isn't above 0."
         yield config.hit(f"scheduler.params.{positive}", message, "Write a number of steps.")

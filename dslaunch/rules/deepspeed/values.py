@@ -58,8 +58,12 @@ def effect_of_type(entry: Entry, key: Key) -> tuple[Severity | None, RaisedBy | 
     """Severity and who raises, where they differ from the rule's own, and what DeepSpeed does in words."""
     if entry.section.parser == "pydantic":
         return None, None, "refuses the file (ValidationError)"
-    if entry.unread:
+    if entry.unread and (not key.walked or _is_walked(entry.value)):
         return "wrong", "nobody", f"doesn't look at it without {key.beside}"
+    if key.walked and _is_walked(entry.value):
+        if any("." not in each for each in entry.value):
+            return None, "deepspeed.initialize", "fails when the engine is built, at its first letter or key"
+        return "wrong", "nobody", "takes what keys it has"
     if _is_passed_over(key, entry.value):
         return "wrong", "nobody", "passes over it"
     if key.type == "section" or (key.wrong == "rejected" and not _computes(key, entry.value)):
@@ -139,6 +143,11 @@ def _is(kind: str, value: Any) -> bool:
     if kind == "float":
         return isinstance(value, int | float) and not isinstance(value, bool)
     return coerces(kind, value)
+
+
+def _is_walked(value: Any) -> bool:
+    """Whether Python goes through the value text by text: a text's letters, an object's keys."""
+    return isinstance(value, str | dict)
 
 
 def _is_passed_over(key: Key, value: Any) -> bool:

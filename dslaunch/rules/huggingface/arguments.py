@@ -134,18 +134,25 @@ _TRACKERS = (
 _FLOATS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
            "num_train_epochs", "warmup_ratio", "max_steps", "per_device_train_batch_size",
            "gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps", "warmup_steps")  # fmt: skip
-_POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "torch_empty_cache_steps")
-_WHOLE = ("logging_steps", "eval_steps", "save_steps")
+_POSITIVE = ("per_device_train_batch_size", "torch_empty_cache_steps")
+_BY_STEPS: Mapping[str, tuple[str, ...]] = {
+    "logging_steps": ("logging_strategy",), "eval_steps": ("eval_strategy", "evaluation_strategy"),
+    "save_steps": ("save_strategy",),
+}  # fmt: skip
+"""Whole numbers, or shares of the run, that are read where this strategy is `steps`."""
 _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "learning_rate": (lambda rate: rate >= 0, "a number from 0 on"),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), (lambda beta: 0 <= beta < 1, "a number from 0 to below 1")),
     "adam_epsilon": (lambda size: size >= 0, "a number from 0 on"),
     "seed": (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295"),
     "dataloader_num_workers": (lambda count: count >= 0, "0, or a number of processes"),
-    "dataloader_prefetch_factor": (lambda count: count >= 0, "a number of batches"),
+    "dataloader_prefetch_factor": (lambda count: count > 0, "a number of batches from 1 on"),
+    "gradient_accumulation_steps": (lambda count: count != 0, "a number from 1 on"),
     "per_device_train_batch_size": (lambda size: isinstance(size, int), "a whole number"),
 }
 """What the optimizer, the loader or numpy, which the Trainer hands it to, takes."""
+OF_ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
+"""Of which other optimizers see nothing."""
 _WORDS_OF: Mapping[str, tuple[str, ...]] = {
     "debug": ("underflow_overflow", "tpu_metrics_debug"),
     "accelerator_config": (
@@ -166,16 +173,29 @@ _DICTS = ("accelerator_config", "gradient_checkpointing_kwargs", "activation_che
 def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A value that an argument of the Trainer doesn't take: a word it doesn't know, or a number that is none."""
     shells = {file.name for file in files.of("shell")}  # where one word makes a list too
-    for name, given in arguments(files).items():
+    told = arguments(files)
+    for name, given in told.items():
         if name == "label_names" and isinstance(given.value, str) and given.name not in shells:
             message = f"label_names is {shown(given.value)}, no list: TypeError where the Trainer evaluates."
             yield Hit(given.name, given.at, message, f'Write ["{given.value}"].')
         if isinstance(given.value, str) and (not is_told(given.value) or "{{" in given.value):
             continue
+        if is_unread(name, told) and (name in OF_ADAM or not isinstance(given.value, str)):
+            continue
         if found := _fault(name, given.value):
             yield Hit(given.name, given.at, f"{name} is {shown(given.value)}: {found[0]}", found[1])
         elif name in _FLOATS and isinstance(given.value, str) and not _is_of_others(files, given.name):
             yield _text(files, name, given)
+
+
+def is_unread(name: str, told: Mapping[str, Argument]) -> bool:
+    """Whether another argument keeps this one from being looked at."""
+    if name in OF_ADAM:
+        return "optim" in told and "adam" not in str(told["optim"].value)
+    strategies = [told[each].value for each in _BY_STEPS.get(name, ()) if each in told]
+    if name == "eval_steps" and not strategies:
+        return True
+    return bool(strategies) and strategies[0] != "steps"
 
 
 def _fault(name: str, given: Any) -> tuple[str, str] | None:
@@ -208,7 +228,7 @@ def _fault(name: str, given: Any) -> tuple[str, str] | None:
         return f"it has to be {words}, or the Trainer raises.", f"Write {words}."
     if name in _POSITIVE and number <= 0:
         return "the Trainer computes with it, and raises.", "Write a number from 1 on."
-    if name in _WHOLE and number > 1 and number != int(number):
+    if name in _BY_STEPS and number > 1 and number != int(number):
         return "above 1 it has to be a whole number: ValueError.", "Write steps, or a share below 1."
     if name == "warmup_steps" and number < 0:
         return "transformers raises ValueError.", "Write steps, or 0."
@@ -245,7 +265,7 @@ def _is_no_tracker(word: object) -> bool:
 
 def _text(files: FileSet, name: str, given: Argument) -> Hit:
     """A number written as text. Some programs convert it; HfArgumentParser's parse_yaml_file doesn't."""
-    severity: Severity = "error" if _is_read_as_it_is(files) or _are_trainers_own(files, given.name) else "info"
+    severity: Severity = "error" if given.name in read_as_they_are(files) or _is_read_as_it_is(files) else "info"
     reader = "HfArgumentParser" if severity == "error" else "HfArgumentParser, if that reads the file,"
     message = f"{name} is {shown(given.value)}, a text to YAML and JSON: {reader} hands it on as it is."
     fix = "Write it as a number; YAML wants a point in 2.0e-5."
@@ -258,6 +278,12 @@ def _is_of_others(files: FileSet, name: str) -> bool:
     own = any({"base_model", "defaults", "hydra"} & {str(key) for key in value} for value in held)
     words = (command.script.text for _, command in files.launches() if command.script is not None)
     return own or any(word.rpartition("/")[2] in ("swift", "axolotl") for word in words)
+
+
+def read_as_they_are(files: FileSet) -> set[str]:
+    """The files of arguments that transformers itself seems to read, which converts nothing."""
+    names = {file.name for file in files.of("hf_arguments")}
+    return names if _is_read_as_it_is(files) else {name for name in names if _are_trainers_own(files, name)}
 
 
 def _are_trainers_own(files: FileSet, name: str) -> bool:

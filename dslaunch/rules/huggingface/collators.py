@@ -12,6 +12,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.bindings import possible
+from dslaunch.rules.scripts.objects import assigned
 from dslaunch.rules.scripts.tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -51,8 +52,19 @@ def trainings(files: FileSet) -> Iterator[Training]:
             if isinstance(node, ast.ClassDef) and any(script.name(base) in _TRAINERS for base in node.bases)
         }  # fmt: skip
         for call in script.called(*_TRAINERS, *own):
-            if not call.unpacks:
+            if not call.unpacks and _may_get(script, call, made[0]):
                 yield Training(script, call, made[0], own.get(call.name))
+
+
+def _may_get(script: Script, trainer: Call, arguments: Call) -> bool:
+    """Whether a Trainer's arguments may be these: not where its `args` are seen to be made by something else."""
+    given = trainer.argument("args", 1)
+    if not isinstance(given, ast.Name):
+        return True
+    found: list[ast.AST] = [*(possible(script, given, trainer.around) or assigned(script, given.id))]
+    names = (script.name(each.func) for value in found for each in ast.walk(value) if isinstance(each, ast.Call))
+    found += [script.functions[name] for name in names if name in script.functions]
+    return not found or any(each is arguments.node for value in found for each in ast.walk(value))
 
 
 @rule(

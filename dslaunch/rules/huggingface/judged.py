@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from dslaunch.errors import listed
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.huggingface.collators import Training, trainings
 from dslaunch.rules.registry import Hit, rule
-from dslaunch.rules.scripts.tree import Script
+from dslaunch.rules.scripts.tree import Script, is_none
 from dslaunch.rules.settings import Settings
 
 _CODE = "huggingface/transformers:src/transformers"
@@ -137,19 +138,43 @@ def _stops_without(run: Training) -> Iterator[Hit]:
 
 @rule(
     "huggingface.no-eval-dataset", severity="error", raised_by="transformers",
-    evidence=f"{_CODE}/trainer.py __init__ 5.24.0, run",
+    evidence=f"{_CODE}/trainer.py __init__ 4.46.0 to 5.24.0, run",
 )  # fmt: skip
 def no_eval_dataset(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """An eval_strategy, and a Trainer that gets no eval_dataset."""
     for run in trainings(files):
         judge = run.said("eval_strategy") or run.said("evaluation_strategy")
         given = run.trainer.argument("eval_dataset", 4)
-        missing = given is None or (isinstance(given, ast.Constant) and given.value is None)
-        own = run.own is not None and any(getattr(each, "name", "") in _LOADS for each in run.own.body)
-        if isinstance(judge, str) and judge in ("steps", "epoch") and missing and not own:
-            message = f"eval_strategy is {judge}, and the Trainer gets no eval_dataset: ValueError as it is made."
-            yield run.script.hit(run.trainer, message, 'Give eval_dataset, or eval_strategy="no".')
+        missing = given is None or is_none(given)
+        if judge not in ("steps", "epoch") or not missing or _is_set_later(run.script) or _brings(run.own):
+            continue
+        message = f"eval_strategy is {judge}, and the Trainer gets no eval_dataset: ValueError as it is made."
+        fix = 'Give eval_dataset, or eval_strategy="no".'
+        if loads := _has_method(run.own, "get_eval_dataloader", "evaluate"):
+            message = (
+                f"eval_strategy is {judge}, and the Trainer gets no eval_dataset: transformers 4.46.0 and newer "
+                f"raise ValueError as it is made, whatever its own {loads} brings; 4.45.2 doesn't."
+            )
+            yield replace(run.script.hit(run.trainer, message, "Give eval_dataset too."), severity="info")
+        else:
+            yield run.script.hit(run.trainer, message, fix)
 
 
-_LOADS = ("__init__", "get_eval_dataloader")
-"""What a Trainer of the file's own may bring a data set by."""
+def _brings(own: ast.ClassDef | None) -> bool:
+    """Whether a Trainer of the file's own may hand a data set on itself: in its __init__, or by another class."""
+    return own is not None and (len(own.bases) > 1 or bool(_has_method(own, "__init__")))
+
+
+def _has_method(own: ast.ClassDef | None, *names: str) -> str:
+    """The first of these methods that a class has; empty where it has none."""
+    methods = {each.name for each in own.body if isinstance(each, ast.FunctionDef)} if own is not None else set()
+    return next((name for name in names if name in methods), "")
+
+
+def _is_set_later(script: Script) -> bool:
+    """Whether the file sets the strategy in what it has made: `arguments.eval_strategy = "no"`."""
+    return any(
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        and node.attr in ("eval_strategy", "evaluation_strategy")
+        for node in script.nodes
+    )  # fmt: skip

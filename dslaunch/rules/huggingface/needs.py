@@ -106,7 +106,7 @@ def _is_handed_on(file: File, given: Assignment) -> bool:
     """Whether programs get a variable: it is exported, or stands before a command."""
     if file.kind != "shell":
         return True
-    line = file.text.splitlines()[given.at.line - 1]
+    line = file.lines[given.at.line - 1]
     exported = rf"^\s*(?:export|declare\s+-x)\s[^#]*\b{given.name}\b|^\s*set\s+-\w*a|--export="
     before = re.search(rf"{given.name}=\S+[ \t]+[^\s#&|;]", line)
     return before is not None or re.search(exported, file.text, re.MULTILINE) is not None

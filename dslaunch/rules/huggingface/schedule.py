@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,10 +49,18 @@ def schedule(plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
             yield from _of_run(given)
 
 
+def _keywords(value: Any) -> Any:
+    """The section; TrainingArguments reads one that is written as text, where it begins so, as JSON."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+    except ValueError:
+        return value
+
+
 def _of_run(given: Mapping[str, Argument]) -> Iterator[Hit]:
     named, section = given.get("lr_scheduler_type"), given.get("lr_scheduler_kwargs")
     name = str(named.value) if named else "linear"
-    keywords: Any = section.value if section else {}
+    keywords = _keywords(section.value) if section else {}
     if name in SCHEDULES and isinstance(keywords, dict):
         yield from _unknown(name, keywords, section)
         at = section or named

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslaunch.engines.trainer_catalogue import trainer_words
-from dslaunch.files.fileset import FileSet
+from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments, is_told
+from dslaunch.files.kinds import Kind, looks_like_json
 from dslaunch.files.megatron import is_megatron
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
@@ -139,26 +140,43 @@ def _typed(values: tuple[str, ...]) -> Any:
             return text
 
 
+_READERS: Mapping[Kind, str] = {
+    "deepspeed_json": "DeepSpeed reads {}; Hugging Face",
+    "hf_arguments": "no JSON holds {}: HfArgumentParser",
+    "accelerate": "no JSON holds {}: accelerate",
+    "hf_model": "no JSON holds {}: transformers",
+}
+"""Who reads a kind of file as strict JSON, behind who or what doesn't."""
+
+
 @rule(
     "huggingface.json", severity="error", raised_by="transformers",
-    evidence="huggingface/accelerate:src/accelerate/utils/deepspeed.py HfDeepSpeedConfig 1.15.0, run",
+    evidence="huggingface/accelerate:src/accelerate/utils/deepspeed.py HfDeepSpeedConfig 1.15.0, run; "
+    "huggingface/transformers:src/transformers/hf_argparser.py parse_json_file 5.24.0, run",
 )  # fmt: skip
 def strict_json(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[Hit]:
-    """A file that DeepSpeed reads and Hugging Face, which takes strict JSON, doesn't."""
-    for file in files.of("deepspeed_json") if settings.huggingface else ():
-        if file.value is None or file.inside:
+    """Comments, commas or a mark in a JSON that Hugging Face reads, and that DeepSpeed would take."""
+    for file in files.of(*_READERS):
+        if file.value is None or file.inside or (file.kind == "deepspeed_json" and not settings.huggingface):
             continue
-        try:
-            json.loads(file.text)
-        except ValueError as error:
-            at = Position(getattr(error, "lineno", 1), getattr(error, "colno", 1))
+        if at := _no_json(file):
             what, fix = "comments, trailing commas and bare words", "no comment, no comma before a bracket"
             if file.text.startswith("\ufeff"):
                 what, fix = "a byte order mark", "save it as UTF-8 without a mark (BOM)"
-            message = f"DeepSpeed reads {what}; Hugging Face raises JSONDecodeError."
+            message = f"{_READERS[file.kind].format(what)} raises JSONDecodeError."
             yield Hit(file.name, at, message, f"Write strict JSON: {fix}.")
-        except RecursionError:
-            continue
+
+
+def _no_json(file: File) -> Position | None:
+    """Where Python's json stops in a JSON file."""
+    try:
+        if looks_like_json(file.name, file.text):
+            json.loads(file.text)
+    except ValueError as error:
+        return Position(getattr(error, "lineno", 1), getattr(error, "colno", 1))
+    except RecursionError:
+        pass
+    return None
 
 
 @rule(
@@ -171,112 +189,6 @@ def fsdp(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
         if given.get("deepspeed") and given.get("fsdp") and given["fsdp"].value not in ("", False, None, []):
             message = "fsdp together with deepspeed: the Trainer raises ValueError."
             yield Hit(given["fsdp"].name, given["fsdp"].at, message, "Keep one of them.")
-
-
-@rule(
-    "huggingface.together", severity="error", raised_by="transformers",
-    evidence="huggingface/transformers:src/transformers/training_args.py __post_init__, trainer.py 5.24.0, run",
-)  # fmt: skip
-def together(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """Arguments of the Trainer that exclude each other, or that need another one."""
-    for given in runs(files):
-        yield from _together(given)
-
-
-def _together(given: dict[str, Argument]) -> Iterator[Hit]:
-    if _true(given, "fp16") and _true(given, "bf16"):
-        message = "fp16 and bf16 are both true: TrainingArguments raises ValueError."
-        yield Hit(given["fp16"].name, given["fp16"].at, message, "Keep one; bf16 needs no loss scale.")
-    save, judge = _said(given, "save_strategy"), _said(given, "eval_strategy", "evaluation_strategy")
-    if _true(given, "load_best_model_at_end") and (save or judge) and save != "best":
-        save, judge = save or "steps", judge or "no"
-        if save != judge:
-            best = given["load_best_model_at_end"]
-            message = f"load_best_model_at_end with save_strategy {save} and eval_strategy {judge}: ValueError."
-            yield Hit(best.name, best.at, message, "Save and evaluate by the same strategy, or save the best.")
-        elif judge == "steps":
-            yield from _saved_between(given)
-    yield from _needed(given)
-    yield from _of_trainer(given)
-
-
-def _saved_between(given: dict[str, Argument]) -> Iterator[Hit]:
-    """The best model can be loaded where each save falls on an evaluation."""
-    logs = _number(given, "logging_steps", 500)
-    evals = _number(given, "eval_steps", None) or logs
-    saves = _number(given, "save_steps", 500)
-    if not evals or saves is None or "save_steps" not in given:
-        return
-    counted = evals >= 1 and saves >= 1
-    if (counted and saves % evals) or (not counted and (evals >= 1 or saves >= 1 or not _divides(evals, saves))):
-        message = f"save_steps {saves:g} is no multiple of eval_steps {evals:g}, with load_best_model_at_end:"
-        yield _at(given, "save_steps", f"{message} ValueError.", "Save after every evaluation, or every few.")
-
-
-def _divides(evals: float, saves: float) -> bool:
-    """As transformers compares shares of the run."""
-    return (saves * 1_000_000) % (evals * 1_000_000) == 0
-
-
-def _number(given: dict[str, Argument], name: str, default: float | None) -> float | None:
-    """A number that is told; the default where it isn't given, None where it is something else."""
-    if name not in given:
-        return default
-    value = given[name].value
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _needed(given: dict[str, Argument]) -> Iterator[Hit]:
-    """Arguments that can't do without another one."""
-    judge = _said(given, "eval_strategy", "evaluation_strategy") or "no"
-    if _said(given, "lr_scheduler_type") in _JUDGING and judge in ("no", "False"):
-        message = f"lr_scheduler_type {given['lr_scheduler_type'].value} without an eval_strategy: ValueError."
-        yield _at(given, "lr_scheduler_type", message, "Add eval_strategy: epoch, or steps.")
-    if _true(given, "fp16_full_eval") and _true(given, "bf16_full_eval"):
-        message = "fp16_full_eval and bf16_full_eval are both true: TrainingArguments raises ValueError."
-        yield _at(given, "fp16_full_eval", message, "Keep one.")
-    ahead = given.get("dataloader_prefetch_factor")
-    if ahead is not None and ahead.value is not None and _number(given, "dataloader_num_workers", 0) == 0:
-        message = "dataloader_prefetch_factor without dataloader_num_workers: TrainingArguments raises ValueError."
-        yield _at(given, "dataloader_prefetch_factor", message, "Add dataloader_num_workers above 0.")
-    if _number(given, "logging_steps", 500) == 0:
-        by_steps = _said(given, "logging_strategy") in ("", "steps")
-        if by_steps or (judge == "steps" and not _number(given, "eval_steps", None)):
-            message = "logging_steps 0, by which the Trainer logs or evaluates: ValueError."
-            yield _at(given, "logging_steps", message, "Write logging_strategy: no, or steps above 0.")
-
-
-def _of_trainer(given: dict[str, Argument]) -> Iterator[Hit]:
-    """What the Trainer itself refuses, when it is made."""
-    best, sharded = _true(given, "load_best_model_at_end"), "deepspeed" in given or "fsdp" in given
-    judged = best or "metric_for_best_model" in given or _said(given, "lr_scheduler_type") in _JUDGING
-    if _said(given, "save_strategy") == "best" and not judged:
-        message = "save_strategy best without metric_for_best_model: the Trainer raises ValueError."
-        yield _at(given, "save_strategy", message, "Add metric_for_best_model, such as loss.")
-    if best and sharded and _true(given, "save_only_model"):
-        message = "save_only_model and load_best_model_at_end, under DeepSpeed or FSDP: ValueError."
-        yield _at(given, "save_only_model", message, "Drop one of the two.")
-    section = given["fsdp_config"].value if "fsdp_config" in given else None
-    twice = isinstance(section, dict) and section.get("activation_checkpointing") is True
-    if twice and _true(given, "gradient_checkpointing"):
-        message = "activation_checkpointing in fsdp_config, and gradient_checkpointing: ValueError."
-        yield _at(given, "gradient_checkpointing", message, "Keep the one in fsdp_config.")
-
-
-_JUDGING = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that look at evaluations."""
-
-
-def _at(given: dict[str, Argument], name: str, message: str, fix: str) -> Hit:
-    return Hit(given[name].name, given[name].at, message, fix)
-
-
-def _true(given: dict[str, Argument], name: str) -> bool:
-    return name in given and given[name].value is True
-
-
-def _said(given: dict[str, Argument], *names: str) -> str:
-    return next((str(given[name].value) for name in names if name in given), "")
 
 
 _INSTEAD = {

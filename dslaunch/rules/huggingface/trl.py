@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from dslaunch.errors import listed
 from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
@@ -135,3 +137,48 @@ def generations(_plan: Plan | None, files: FileSet, settings: Settings) -> Itera
 
 _OF_GRPO = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
 """And what these are where nothing is said."""
+
+
+@rule(
+    "huggingface.reward-function", severity="error", raised_by="python",
+    evidence="huggingface/trl:trl/trainer/grpo_trainer.py _calculate_rewards 0.14.0, 0.17.0, 0.24.0 and 1.16.0",
+)  # fmt: skip
+def reward_function(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """A reward function that doesn't take what GRPO's trainer hands it by name."""
+    for script in scripts(files):
+        for call in script.called("trl.GRPOTrainer"):
+            handed = call.argument("reward_funcs", 1)
+            given = script.bound(handed) or handed
+            for each in given.elts if isinstance(given, ast.List | ast.Tuple) else [given]:
+                function = script.functions.get(each.id) if isinstance(each, ast.Name) else each
+                if isinstance(each, ast.Call):
+                    function = _called(script, script.name(each.func))
+                if isinstance(function, ast.FunctionDef) and not function.decorator_list:
+                    yield from _lacking(script, function, function.name)
+                elif isinstance(function, ast.Lambda):
+                    yield from _lacking(script, function, "this lambda")
+
+
+def _called(script: Script, name: str) -> ast.FunctionDef | None:
+    """What is called of an object of the file's class."""
+    classes = (each for each in script.python.tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+    parts = (part for each in classes for part in each.body)
+    return next((each for each in parts if isinstance(each, ast.FunctionDef) and each.name == "__call__"), None)
+
+
+_HANDED = ("prompts", "completions")
+
+
+def _lacking(script: Script, function: ast.FunctionDef | ast.Lambda, name: str) -> Iterator[Hit]:
+    taken = function.args
+    names = {each.arg for each in (*taken.args, *taken.kwonlyargs)}
+    lacks = [each for each in _HANDED if each not in names]
+    if taken.kwarg is not None:
+        return
+    at = script.python.at(function)
+    if lacks:
+        message = f"GRPOTrainer hands {name} {listed(lacks)} by name, which it lacks: TypeError in the first step."
+        yield Hit(script.path, at, message, "Add **kwargs to its arguments.")
+    elif "completion_ids" not in names:
+        message = f"TRL 0.24 and newer hand {name} completion_ids too, by name: TypeError in the first step."
+        yield Hit(script.path, at, message, "Add **kwargs to its arguments.", severity="info")

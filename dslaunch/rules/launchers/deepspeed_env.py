@@ -68,7 +68,14 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
                 yield Hit(file.name, entry.at, message, "Write the value without quotes.")
             elif "$" in entry.value or "`" in entry.value:
                 message = f"{entry.name} is expanded on the other node, with that node's variables."
-                yield Hit(file.name, entry.at, message, "Write the value out.")
+                own = entry.name.isidentifier() and _extends(entry.name, entry.value)
+                yield Hit(file.name, entry.at, message, "Write the value out.", "info" if own else None)
+
+
+def _extends(name: str, value: str) -> bool:
+    """Whether a value adds to what the other node has: PATH=$PATH:/opt/bin."""
+    rest = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", "", value)
+    return rest != value and "$" not in rest and "`" not in rest
 
 
 @rule(
@@ -91,6 +98,7 @@ def variables(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
 def forwarding(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A variable that the script sets, and DeepSpeed's launcher doesn't hand to other nodes."""
     handed = {entry.name for file in files.of("deepspeed_env") for entry in file.value}
+    handed |= {found[1] for file in files.of("shell") for found in _PRINTED.finditer(file.text)}
     for file, script in files.scripts():
         launchers = [command.launcher("deepspeed") for command in script.launches]
         if not any(launcher and _over_nodes(launcher.options) for launcher in launchers):
@@ -109,6 +117,12 @@ def forwarding(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
             verb = "reaches" if len(left) == 1 else "reach"
             message = f"{names} {verb} this node alone: the launcher hands on {listed(_FORWARDED)}* only."
             yield Hit(file.name, first.at, message, "Write it in .deepspeed_env (NAME=VALUE) too.")
+
+
+_PRINTED = re.compile(
+    r"\b(?:echo|printf)[ \t]+[\"']?(\w+)=[^\n]*>[ \t]*[\"']?(?:\S*\.deepspeed_env\b|\$\{?DS_ENV_FILE\b)"
+)
+"""`echo "NAME=$NAME" >> .deepspeed_env`."""
 
 
 def _read_by_scripts(files: FileSet) -> set[str]:
@@ -131,7 +145,7 @@ _GIVEN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_AD
 
 def _is_exported(file: File, found: Assignment) -> bool:
     """Whether programs get a variable at all: by export, by `set -a`, or as it stands before a command."""
-    line = file.text.splitlines()[found.at.line - 1]
+    line = file.lines[found.at.line - 1]
     before, behind = line[: found.at.column - 1], line[found.at.column - 1 :]
     marked = re.search(rf"{_EXPORTS}\s[^;]*$", before) or re.search(
         rf"{_EXPORTS}\s[^#;\n]*\b{found.name}\b|^\s*set\s+-\w*a\b|^\s*set\s+-o\s+allexport|--export[= ]",

@@ -13,6 +13,7 @@ from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.launchers.torchrun import given, option, torchruns
 from dslaunch.rules.registry import Edit, Hit, Severity, rule
+from dslaunch.rules.scripts.tree import INIT, scripts
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.slips import is_slip
 
@@ -131,7 +132,7 @@ _NEVER = {"NCCL_TIMEOUT": "The timeout is init_process_group's: timeout=timedelt
 
 def _is_own(file: File, each: Assignment) -> bool:
     """Whether it is a variable of the script's own, which it reads and doesn't export."""
-    before = file.text.splitlines()[each.at.line - 1][: each.at.column - 1]
+    before = file.lines[each.at.line - 1][: each.at.column - 1]
     return "export" not in before and re.search(rf"\$\{{?{each.name}\b", file.text) is not None
 
 
@@ -211,7 +212,7 @@ def loopback(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator
 def number(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A calculation written as text, such as WORLD_SIZE=$NODES*8, where a program reads a number."""
     for file in files.of("shell", "env", "deepspeed_env"):
-        lines = file.text.splitlines()
+        lines = file.lines
         commands = file.value.commands if file.kind == "shell" and file.value is not None else ()
         in_front = {each.at for command in commands for each in command.environment}
         for each in file.assignments:
@@ -243,7 +244,14 @@ def interface(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
             yield Hit(file.name, each.at, message, "Write its name, such as eth0 (`ip addr` lists them).")
         elif each.value[:1] in ("^", "=") and each.name != "NCCL_SOCKET_IFNAME":
             message = f"{each.name}={each.value}: ^ and = are NCCL's; gloo looks for an interface of that name."
-            yield Hit(file.name, each.at, message, "Write the interface's whole name, such as eth0.")
+            fix = "Write the interface's whole name, such as eth0."
+            yield Hit(file.name, each.at, message, fix, "info" if _is_of_nccl_alone(files) else None)
+
+
+def _is_of_nccl_alone(files: FileSet) -> bool:
+    """Whether every process group that the scripts here make is one of NCCL's."""
+    made = [(script, call) for script in scripts(files) for call in script.called(INIT)]
+    return bool(made) and all(script.constant(call.argument("backend", 0)) == "nccl" for script, call in made)
 
 
 _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+(?:/\d+)?")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from dslaunch.files.fileset import FileSet
-from dslaunch.files.position import Lines, Position
+from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.known import gpus_per_node
 from dslaunch.rules.registry import Hit, rule
@@ -82,10 +82,10 @@ def first_line(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         for found in _FIRST_LINE.finditer(file.text) if slots else ():
             if _filled(found["file"], values).rpartition("/")[2] in slots:
                 message = f"{found['name']} is the whole line, `HOST slots=N`: the launcher gets a word too many."
-                at = Lines(file.text).position(found.start("name"))
+                at = file.places.position(found.start("name"))
                 yield Hit(file.name, at, message, "Add | cut -d' ' -f1 to it.")
         for found in _EACH_WORD.finditer(file.text) if slots else ():
             if _filled(found["file"], values).rpartition("/")[2] in slots:
                 message = "the loop goes through the words of lines `HOST slots=N`: slots=N is taken for a host."
-                at = Lines(file.text).position(found.start("file"))
+                at = file.places.position(found.start("file"))
                 yield Hit(file.name, at, message, "Write $(cut -d' ' -f1 FILE) for it.")

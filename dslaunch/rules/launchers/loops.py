@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import FileSet
-from dslaunch.files.position import Lines, Position
+from dslaunch.files.position import Position
 from dslaunch.files.script import Command, ShellScript, parse
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
@@ -27,7 +27,7 @@ _LEFT_ALONE = re.compile(r"(?:.*[^&])?&|nohup|tmux|screen|setsid|-d")
 def one_by_one(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """One host's launcher after the other: the first waits for nodes that are never started."""
     for file, script in files.scripts():
-        launches, lines = {command.at for command, _ in _started(script)}, Lines(file.text)
+        launches, lines = {command.at for command, _ in _started(script)}, file.places
         starts = [found.start() for found in _LOOP.finditer(file.text)]
         ends = [found.start() for found in _DONE.finditer(file.text)]
         for command in script.commands:

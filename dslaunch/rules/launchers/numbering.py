@@ -35,7 +35,7 @@ def node_numbers(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
     for file, script in files.scripts():
         if file.inside:
             continue
-        lines = Lines(file.text)
+        lines = file.places
         for launch in script.launches:
             for numbered in _numbered(launch):
                 yield from _beyond(file, script, lines, numbered)

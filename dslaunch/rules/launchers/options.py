@@ -285,7 +285,9 @@ def environment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
         outer = command.launchers[0]
         if command.script is not None and WITHOUT_TRAINING.search(command.script.text.rpartition("/")[2]):
             continue
-        if programs == ["python"] and not any(found.name == "RANK" for found in command.environment):
+        own = any(found.name in ("RANK", "LAUNCHER") for found in command.environment)
+        own = own or command.arguments.value("--launcher") in ("slurm", "mpi")  # the program's own start
+        if programs == ["python"] and not own:
             message = "no launcher sets RANK and the like: DeepSpeed looks for mpi4py (ModuleNotFoundError)."
             severity: Severity = "error" if _starts_deepspeed(files, command) else "info"
             reads = "" if severity == "error" else " A script that only reads the file needs none."

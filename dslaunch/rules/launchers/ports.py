@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dslaunch.files.fileset import FileSet
-from dslaunch.files.position import Lines
 from dslaunch.files.script import ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
@@ -49,7 +48,7 @@ class _Span:
 def port_range(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A port computed from a job's number, or by chance, that may be above 65535."""
     for file, script in files.scripts():
-        lines = Lines(file.text)
+        lines = file.places
         for found in _PORT.finditer(file.text):
             text = found["shell"] or found["expr"] or ""
             start = found.start("shell") if found["shell"] else found.start("expr")

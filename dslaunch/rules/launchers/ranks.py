@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Word
+from dslaunch.files.megatron import is_megatron
 from dslaunch.files.position import Position
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
 from dslaunch.rules.launchers.hosts import HOSTFILE, launches
-from dslaunch.rules.registry import Edit, Hit, rule
+from dslaunch.rules.registry import Edit, Hit, Severity, rule
+from dslaunch.rules.scripts.clis import refuses
 from dslaunch.rules.scripts.launched import started
 from dslaunch.rules.scripts.tree import Script
 from dslaunch.rules.settings import Settings
@@ -113,15 +116,20 @@ def _late(file: File, command: CommandLine) -> Iterator[Word]:
 )  # fmt: skip
 def line_end(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A blank behind the backslash of a long command: it ends there, and the rest isn't part of it."""
-    for file, _ in files.scripts():
-        lines = file.text.splitlines()
+    for file, script in files.scripts():
+        lines, launched = file.lines, {each.at for each in script.launches if is_megatron(each)}
+        begun = sorted({each.at for each in script.commands} | {each.at for each in script.launches})
         for number, (line, following) in enumerate(pairwise(lines), 1):
             found = _BLANK_END.search(line)
-            if found and following.lstrip().startswith("-") and not line.lstrip().startswith("#"):
+            if found and following.lstrip().startswith(("-", "$", '"$')) and not line.lstrip().startswith("#"):
                 at = Position(number, found.start() + 1)
                 word = following.split()[0]
                 message = f"a blank behind the backslash: the command ends here, and {word} is run by itself."
-                yield Hit(file.name, at, message, "Delete the blank.", edit=Edit(at, found[0], "\\"))
+                severity: Severity | None = None
+                if begun and begun[0] < at and begun[bisect_right(begun, at) - 1] in launched:
+                    message += " Megatron gets a blank for an argument: its parser prints its usage and exits."
+                    severity = "error"
+                yield Hit(file.name, at, message, "Delete the blank.", severity, edit=Edit(at, found[0], "\\"))
 
 
 @rule("script.local-rank-argument", severity="error", raised_by="python", evidence=_LAUNCH)
@@ -136,6 +144,19 @@ def local_rank(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
             message = "the launcher adds --local_rank=N, and this parser doesn't know it: unrecognized arguments."
             fix = 'Add parser.add_argument("--local_rank", type=int), or start with --no_local_rank.'
             yield Hit(script.path, script.python.at(parser), message, fix)
+        for place, library in refuses(script, "local_rank"):
+            message = f"the launcher adds --local_rank=N, and {library} doesn't know it here: the script exits."
+            fix = f"{_TAKES[library]}, or start with --no_local_rank."
+            yield Hit(script.path, script.python.at(place), message, fix)
+
+
+_TAKES: Mapping[str, str] = {
+    "click": 'Add @click.option("--local_rank", type=int)',
+    "fire": "Give the function an argument local_rank",
+    "typer": 'Add an argument local_rank: int = typer.Option(-1, "--local_rank")',
+    "tyro": "Give it an argument local_rank",
+}
+"""click and typer know local_rank as --local-rank where no name is given."""
 
 
 _FROM_ENVIRONMENT = re.compile(

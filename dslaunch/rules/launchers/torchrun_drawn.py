@@ -9,7 +9,6 @@ from itertools import pairwise
 from dslaunch.files.blocks import ends
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Word
-from dslaunch.files.position import Lines
 from dslaunch.files.script import Command, ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
@@ -68,7 +67,7 @@ def _on_each_node(file: File, command: Command, value: Word) -> bool:
     nodes += [after for word, after in pairwise(words) if word == "--nnodes"]
     if not programs & _WRAPPED:
         return _several(script, nodes[-1], False) and any(word.endswith("torchrun") for word in words[:2])
-    start = Lines(file.text).offset(value.at)
+    start = file.places.offset(value.at)
     word = _TYPED.match(file.text, start)
     typed = word[0] if word else ""
     name = re.match(r"(?:--[\w-]+=)?\$\{?(\w+)", typed)

@@ -149,7 +149,7 @@ def _holds_one(file: File) -> bool:
 
 def _written_as(file: File, name: str) -> bool:
     """Whether a script writes the JSON under this name, by the line above it, or under one that it fills in."""
-    above = file.text.splitlines()[max(0, file.at().line - 2)] if file.inside else ""
+    above = file.lines[max(0, file.at().line - 2)] if file.inside else ""
     return "<<" in above and (name in above or "$" in above)
 
 

@@ -161,6 +161,8 @@ _REQUIRED = (
     ("--num-layers", "--encoder-num-layers"), ("--hidden-size",), ("--num-attention-heads",),
     ("--max-position-embeddings",), ("--micro-batch-size",), ("--seq-length", "--encoder-seq-length"),
 )  # fmt: skip
+_OF_RETRO = ("--max-position-embeddings", "--seq-length")
+"""What load_retro_config takes from the project's folder (megatron/training/arguments.py, core 0.8 to 0.12)."""
 
 
 @rule(
@@ -171,7 +173,8 @@ def missing(_plan: Plan | None, files: FileSet, settings: Settings) -> Iterator[
     """A flag that Megatron can't do without isn't on its command line."""
     for run in runs(files, settings):
         if run.program and run.program in STOCK and run.whole and not run.on("--use-legacy-models"):
-            absent = (names[0] for names in _REQUIRED if not run.on(*names))
+            of_folder = _OF_RETRO if run.on("--retro-project-dir") else ()
+            absent = (names[0] for names in _REQUIRED if names[0] not in of_folder and not run.on(*names))
             stops = "isn't given; Megatron stops at start-up."
             yield from of_fork(run, (run.hit((), f"{name} {stops}", f"Add {name}.") for name in absent))
 

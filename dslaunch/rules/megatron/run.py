@@ -22,8 +22,8 @@ from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments, Flag, is_told
 from dslaunch.files.loops import Passes
-from dslaunch.files.megatron import is_megatron
-from dslaunch.files.position import Lines, Position
+from dslaunch.files.megatron import arguments_of, is_megatron
+from dslaunch.files.position import Position
 from dslaunch.rules.registry import Edit, Hit, Severity
 from dslaunch.rules.settings import Settings
 
@@ -47,6 +47,13 @@ def _of_deepspeed() -> frozenset[str]:
     """Flags that only Megatron-DeepSpeed has."""
     stock = megatron_catalogue(megatron_versions()[-1]).elsewhere
     return frozenset(megatron_deepspeed_catalogue().arguments) - frozenset(stock)
+
+
+@cache
+def _of_stock() -> frozenset[str]:
+    """Flags that only Megatron-LM has; beside one an old flag that Megatron-DeepSpeed kept tells nothing."""
+    stock = megatron_catalogue(megatron_versions()[-1]).elsewhere
+    return frozenset(stock) - frozenset(megatron_deepspeed_catalogue().arguments)
 
 
 @cache
@@ -83,8 +90,9 @@ class Run:
     @property
     def is_deepspeed(self) -> bool:
         """Whether it is Megatron-DeepSpeed: where a version of megatron-core is given, by --deepspeed alone."""
-        others = () if self.settings.megatron_version else _of_deepspeed()
-        return self.arguments.has("--deepspeed", *others)
+        names = self.arguments.names
+        alike = not self.settings.megatron_version and names & _of_deepspeed() and not names & _of_stock()
+        return "--deepspeed" in names or bool(alike)
 
     @property
     def version(self) -> str:
@@ -191,6 +199,9 @@ class Run:
     @property
     def world(self) -> int:
         """Ranks in all."""
+        if self.on("--llm-dp"):
+            # examples/mimo hands over the language model's replicas alone (pretrain_mimo.py, core_v0.19.0).
+            return self.size("--llm-dp", 1) * self.tp * self.pp * self.cp
         if self.settings.world_size is None:
             raise NotToldError("world size")
         return self.settings.world_size
@@ -251,11 +262,11 @@ def runs(files: FileSet, settings: Settings) -> Iterator[Run]:
 
 def passes_of(file: File, command: CommandLine) -> Iterator[Arguments]:
     """The arguments in each pass of the loop around the command, where they differ by its variable alone."""
-    script, given = file.value, command.arguments
+    script, given = file.value, arguments_of(command)
     if file.inside or not script.passes:
         yield given
         return
-    lines = Lines(file.text)
+    lines = file.places
     filled: dict[int, Passes] = {}
     for index, flag in enumerate(given.flags):
         value = flag.values[0] if len(flag.values) == 1 else ""

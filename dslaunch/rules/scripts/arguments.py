@@ -13,7 +13,7 @@ from dslaunch.files import loops
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Flag, is_told
-from dslaunch.files.position import Lines, Position
+from dslaunch.files.position import Position
 from dslaunch.files.script import ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.huggingface.arguments import slip
@@ -70,6 +70,8 @@ _KEYWORDS = frozenset({"if", "then", "fi", "do", "done", "[[", "esac", "elif", "
 
 def _faults(file: File, command: CommandLine, parser: Parser, path: str) -> Iterator[Hit]:
     words = _words(command)
+    if any("~" in flag.name for flag in command.arguments.flags):
+        return  # --lr~'loguniform(...)': orion reads it, and starts the script with a value
     try:
         unknown = parser.unknown(words)
     except ValueError as error:
@@ -79,7 +81,7 @@ def _faults(file: File, command: CommandLine, parser: Parser, path: str) -> Iter
     rest = {*unknown, *(each.partition("=")[0] for each in unknown)}
     found = [*_strange(file, command, parser, rest, path), *_loose(file, command, parser, rest, path)]
     yield from found
-    told = [each for each in unknown if is_told(each)]
+    told = [each for each in unknown if is_told(each) and each.strip()]  # a blank one is launcher.line-end's
     if told and not found and parser.raises == "SystemExit":
         message = f"{path} doesn't take {' '.join(told)}: {_ends(parser)}, unrecognized arguments."
         yield Hit(file.name, _start(command), message, f"Take it out, or add it to the parser of {path}.")
@@ -102,7 +104,7 @@ def _in_a_pass(file: File, command: CommandLine, parser: Parser, path: str) -> I
     script = file.value
     for flag in command.arguments.flags if isinstance(script, ShellScript) and script.passes else ():
         for value in (each for each in flag.values if not is_told(each)):
-            at = Lines(file.text).offset(flag.at)
+            at = file.places.offset(flag.at)
             held = loops.filled(value, script.passes, at)
             if held is not None and _CHOOSES.search(file.text, held.start, at):
                 continue  # not each pass gets here
@@ -122,7 +124,7 @@ def _is_gap(file: File, command: CommandLine, text: str) -> bool:
     flag = command.arguments.flag(*named[1].split("/")) if named and "expected" in text else None
     if flag is None:
         return False
-    behind = file.text[Lines(file.text).offset(flag.at) + len(flag.name) :].lstrip(" \t\n\\=\"'")
+    behind = file.text[file.places.offset(flag.at) + len(flag.name) :].lstrip(" \t\n\\=\"'")
     return behind.startswith("$")
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from dslaunch.files.fileset import FileSet
+from dslaunch.files.position import lines_of
 from dslaunch.planfile import Plan
 from dslaunch.rules.deepspeed.config import one_config
 from dslaunch.rules.registry import Hit, rule
@@ -213,7 +214,7 @@ def _is_first_run(script: Script, call: Call) -> bool:
     fills = (each.argument("save_dir", 0) for each in script.methods("save_checkpoint"))
     together = any(each.function is call.function for each in script.deepspeed)
     chosen = any(isinstance(each, ast.If | ast.Try | ast.IfExp | ast.While) for each in call.around)
-    tag, above = call.argument("tag", 1), script.python.text.splitlines()[: call.node.lineno]
+    tag, above = call.argument("tag", 1), lines_of(script.python.text)[: call.node.lineno]
     newest = tag is None or (isinstance(tag, ast.Constant) and tag.value is None)
     asked = any(_ASKS.search(line) for line in above)
     same = any(each is not None and ast.unparse(each) == alike for each in fills)

@@ -21,6 +21,7 @@ from dslaunch.rules.scripts.literals import Written, fillings, is_read, written
 from dslaunch.rules.scripts.tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 from dslaunch.rules.shell.heredocs import in_heredocs
+from dslaunch.rules.shell.wraps import in_wraps
 
 _LONGEST_LIST = 6
 _MOST = 20
@@ -116,7 +117,9 @@ def hits_in_scripts(
     Of what isn't written out several fillings are tried, and what isn't said of each of them isn't said at all.
     """
     others = tuple(file for file in files.files if file.kind != "deepspeed_json")
-    for inner in chain(in_heredocs(files), in_manifests(files), in_services(files)):
+    written = [inner.file for inner in in_heredocs(files) if inner.file.kind == "kubernetes"]
+    of_heredocs = in_manifests(FileSet(tuple(written)))
+    for inner in chain(in_heredocs(files), in_manifests(files), of_heredocs, in_services(files), in_wraps(files)):
         found = _hits(asked, inner.beside(files), inner.known(settings))
         found = ((by, moved) for by, hit in found if (moved := inner.moved(hit)))
         said_here = {(by.id, hit): (by, hit) for by, hit in found if (by.id, hit) not in before}

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from dslaunch.rules.scripts.tree import Call
+from dslaunch.rules.scripts.tree import Call, is_none
 
 COLLECTIVES = frozenset({
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
@@ -14,6 +14,11 @@ COLLECTIVES = frozenset({
     "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list",
 })  # fmt: skip
 """What torch.distributed does on all ranks of a group."""
+_GROUP_AT: Mapping[str, int] = {
+    "barrier": 0, "monitored_barrier": 0, "gather": 3, "gather_object": 3, "reduce": 3, "reduce_scatter": 3,
+    "reduce_scatter_tensor": 3, "scatter": 3, "scatter_object_list": 3, "all_to_all_single": 4,
+}  # fmt: skip
+"""The place of the group among the arguments; 2 for the others. The same in torch 2.4 and 2.13."""
 OF_ACCELERATE = frozenset(
     {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}
 )
@@ -42,6 +47,14 @@ def guards(call: Call) -> Iterator[tuple[ast.If, bool]]:
         if isinstance(node, ast.If) and child is not node.test:
             yield node, child in node.body
         child = node
+
+
+def of_a_group(call: Call) -> bool:
+    """Whether a collective of torch.distributed is given a group, which other ranks needn't belong to."""
+    given = call.argument("group", _GROUP_AT.get(call.method, 2))
+    if given is None or is_none(given) or ast.unparse(given).endswith("WORLD"):
+        return False
+    return call.owner in ("torch.distributed", "deepspeed.comm")
 
 
 def function_of(call: Call) -> ast.AST | None:

@@ -17,6 +17,7 @@ from dslaunch.rules.scripts.guards import (
     OF_ACCELERATE,
     OF_CHECKPOINTS,
     function_of,
+    of_a_group,
     one_rank_guard,
 )
 from dslaunch.rules.scripts.torch import is_sharded
@@ -133,7 +134,7 @@ def _is_shared(call: Call, held: Mapping[str, _Kind]) -> str:
         or (kind in ("accelerator", "plain") and method in OF_ACCELERATE)
         or (kind == "accelerator" and method in ("save_state", "get_state_dict"))
         or held.get(call.name) in _FORWARD
-        or (call.owner == "torch.distributed" and method in COLLECTIVES and call.keyword("group") is None)
+        or (call.owner == "torch.distributed" and method in COLLECTIVES and not of_a_group(call))
         or (call.name in _STATES and call.keyword("no_dist") is None and call.keyword("process_group") is None)
     )
     return f"{ast.unparse(call.node.func)}() in line {call.node.lineno}" if shared else ""

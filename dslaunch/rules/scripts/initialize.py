@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.bindings import possible
 from dslaunch.rules.scripts.defaults import value_of
 from dslaunch.rules.scripts.launched import launched
+from dslaunch.rules.scripts.objects import assigned
 from dslaunch.rules.scripts.tree import Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
@@ -163,15 +165,48 @@ def client_scheduler(plan: Plan | None, files: FileSet, settings: Settings) -> I
     for script in scripts(files) if config is not None and config.optimizer else ():
         for call in script.deepspeed:
             optimizer = call.argument("optimizer", 2)
-            made = script.bound(call.argument("lr_scheduler", 5))
-            scheduler = script.name(made.func) if isinstance(made, ast.Call) else ""
-            if (optimizer is None or is_none(optimizer)) and scheduler.startswith("torch.optim.lr_scheduler."):
+            scheduler = _made_by(script, script.bound(call.argument("lr_scheduler", 5)))
+            if (optimizer is None or is_none(optimizer)) and _SCHEDULES.fullmatch(scheduler):
                 message = (
                     "the optimizer comes from the DeepSpeed JSON, and lr_scheduler drives another: the learning "
                     "rate that trains never moves."
                 )
                 fix = "Pass a function that takes the optimizer, or write a scheduler section."
                 yield script.hit(call, message, fix)
+            elif (optimizer is None or is_none(optimizer)) and not scheduler:
+                yield from _stepped_by_hand(script)
+
+
+def _stepped_by_hand(script: Script) -> Iterator[Hit]:
+    """A schedule that the script steps, over an optimizer that it makes and hands to nobody."""
+    for call in script.methods("step"):
+        made = script.bound(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else None
+        if not isinstance(made, ast.Call) or not _SCHEDULES.fullmatch(_made_by(script, made)):
+            continue
+        given = next((each for each in made.args if isinstance(each, ast.Name)), None)
+        held = assigned(script, given.id) if given is not None else []
+        own = [isinstance(each, ast.Call) and script.name(each.func).startswith("torch.optim.") for each in held]
+        if given is not None and own and all(own):
+            message = (
+                f"{call.owner} drives {given.id} of line {held[0].lineno}, and the optimizer that trains comes "
+                "from the DeepSpeed JSON: its learning rate never moves."
+            )
+            fix = "Make it over the optimizer that deepspeed.initialize returns, or write a scheduler section."
+            yield script.hit(call, message, fix)
+
+
+_SCHEDULES = re.compile(r"torch\.optim\.lr_scheduler\.\w+|transformers\.(?:\w+\.)*get_\w*sched\w*")
+
+
+def _made_by(script: Script, made: ast.expr | None) -> str:
+    """The function or class that made an object, also where a function of the file returns it."""
+    if not isinstance(made, ast.Call):
+        return ""
+    name = script.name(made.func)
+    function = script.functions.get(name)
+    ends = [each for each in function.body if isinstance(each, ast.Return)] if function is not None else []
+    inner = script.bound(ends[0].value) if ends else None
+    return script.name(inner.func) if isinstance(inner, ast.Call) else name
 
 
 @rule(

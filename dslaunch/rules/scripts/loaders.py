@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,8 +11,9 @@ from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.bindings import possible
 from dslaunch.rules.scripts.defaults import value_of
-from dslaunch.rules.scripts.guards import guards, one_rank_guard
+from dslaunch.rules.scripts.guards import guards
 from dslaunch.rules.scripts.objects import beside
+from dslaunch.rules.scripts.seeds import why_unlike
 from dslaunch.rules.scripts.tree import DDP, LOADER, Call, Script, is_none, scripts
 from dslaunch.rules.settings import Settings
 
@@ -151,21 +151,20 @@ def worker_lambda(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
     """A loader whose processes are spawned, and that holds a lambda, which can't be handed to them."""
     every = list(scripts(files))
     for script in every:
-        for call in script.called(LOADER):
+        for call in script.called(LOADER) if "lambda" in script.python.text else ():
             context, workers = call.keyword("multiprocessing_context"), call.argument("num_workers", 5)
-            spawned = _spawns(script, every) if context is None else script.constant(context) in _SPAWNED
-            if not spawned or workers is None or script.constant(workers) == 0:
+            if workers is None or script.constant(workers) == 0 or not (held := _lambda(script, call)):
                 continue
-            if held := _lambda(script, call):
+            if _spawns(script, every) if context is None else script.constant(context) in _SPAWNED:
                 message = f"the loader's processes are spawned, and {held} is a lambda: PicklingError."
                 yield script.hit(call, message, "Write it as a function at the top of the module.")
 
 
 def _spawns(script: Script, every: list[Script]) -> bool:
     """Whether processes are spawned by a setting of the file, or of one that imports from it."""
-    users = [each for each in every if each is script or _imports(each, script, every)]
-    starts = [(each, call) for each in users for call in each.methods("set_start_method")]
-    return any(each.constant(call.argument("method", 0)) in _SPAWNED for each, call in starts)
+    starts = [(each, call) for each in every for call in each.methods("set_start_method")]
+    spawning = [each for each, call in starts if each.constant(call.argument("method", 0)) in _SPAWNED]
+    return any(each is script or _imports(each, script, every) for each in spawning)
 
 
 def _imports(script: Script, other: Script, every: list[Script]) -> bool:
@@ -254,36 +253,19 @@ def _is_gpu(script: Script, place: ast.expr) -> bool:
 
 
 _SPLITS = "torch.utils.data.random_split"
-_RANK = re.compile(r"\b(?:local_|global_)?rank\b|get_rank\(|process_index|\bRANK\b|LOCAL_RANK")
-_SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "torch.seed")
-"""What random_split's draw goes by."""
 
 
 @rule("script.split-seed", severity="wrong", raised_by="nobody", evidence="torch 2.13, run on two ranks")
 def split_seed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A random split under a seed that holds the rank, or none: what one rank validates on, others train on."""
-    for script in scripts(files):
-        if not script.own_loop and not script.accelerators:
-            continue
-        for call in script.called(_SPLITS):
-            if call.argument("generator", 2) is not None or call.unpacks or one_rank_guard(call) is not None:
+    every = list(scripts(files))
+    for script in every:
+        for call in script.called(_SPLITS) if script.own_loop or script.accelerators else ():
+            if call.argument("generator", 2) is not None or call.unpacks:
                 continue
-            if why := _differs(script, call):
+            if why := why_unlike(script, call, "torch", every):
                 message = (
                     f"{why}: each rank splits otherwise, trains on what others validate on, and of the whole "
                     "some samples come several times and others never."
                 )
                 yield script.hit(call, message, "Give generator=torch.Generator().manual_seed(0).")
-
-
-def _differs(script: Script, call: Call) -> str:
-    """Why ranks draw differently, in words; empty where they may not."""
-    if "seed" not in script.python.text:
-        return "nothing sets a seed"
-    seeds = [each for each in script.calls if "seed" in each.name.rpartition(".")[2]]
-    above = [each for each in seeds if each.function is call.function and each.node.lineno < call.node.lineno]
-    last = above[-1] if above else None
-    if last is None or last.name not in _SEEDS:
-        return ""
-    given = " ".join(ast.unparse(each) for each in last.node.args)
-    return f"line {last.node.lineno} seeds by the rank" if _RANK.search(given) else ""

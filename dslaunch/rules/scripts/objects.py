@@ -115,8 +115,12 @@ def _classes(script: Script, name: str) -> list[ast.ClassDef]:
 
 def _relative(script: Script) -> set[str]:
     """Names that come from a module beside the file: `from .stopping import EarlyStopping`."""
-    imports = (node for node in script.nodes if isinstance(node, ast.ImportFrom) and node.level)
-    return {alias.asname or alias.name for node in imports for alias in node.names}
+    kept: set[str] | None = vars(script).get("relative")
+    if kept is None:
+        imports = (node for node in script.nodes if isinstance(node, ast.ImportFrom) and node.level)
+        names = {alias.asname or alias.name for node in imports for alias in node.names}
+        kept = vars(script).setdefault("relative", names)
+    return kept
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.bindings import possible
-from dslaunch.rules.scripts.objects import beside
+from dslaunch.rules.scripts.objects import assigned, beside
 from dslaunch.rules.scripts.tree import DDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
@@ -23,6 +23,8 @@ _MADE: Mapping[str, str] = {
     "datetime.datetime.now": "a datetime", "collections.defaultdict": "a defaultdict", DDP: "a whole model",
 }  # fmt: skip
 """What calls return that torch.load doesn't take by default: torch 2.13, run with each."""
+_DEEP = 4
+"""Names, attributes and arguments that stand for one another are followed so far."""
 _ALLOWED = ("safe_globals", "NO_WEIGHTS_ONLY")
 
 
@@ -36,11 +38,15 @@ def weights_only(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
     for script in every:
         if any(each in script.python.text for each in _ALLOWED):
             continue
-        saved = list(script.called("torch.save"))
+        saved, refused = list(script.called("torch.save")), dict[ast.Call, str]()
         for call in script.called("torch.load") if saved else ():
             if call.unpacks or any(call.keyword(name) is not None for name in ("weights_only", "pickle_module")):
                 continue
-            held = [_refused(script, each, every) for each in saved if _is_same(script, each, call)]
+            same = [each for each in saved if _is_same(script, each, call)]
+            for each in same:
+                if each.node not in refused:
+                    refused[each.node] = _refused(script, each, every)
+            held = [refused[each.node] for each in same]
             if held and all(held):
                 message = (
                     f"the file holds {held[0]}: torch.load takes tensors and plain values alone since 2.6, and "
@@ -102,20 +108,29 @@ def _refused(script: Script, save: Call, every: list[Script]) -> str:
     """What a saved object holds that torch.load doesn't take; empty where nothing is seen."""
     given = save.argument("obj", 0)
     values = _items(script, save)
-    for name, value in values:
-        if kind := _kind(script, value, save, every):
+    waiting = list(reversed(values))
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, ast.Dict):
+            waiting += [(name, each) for each in value.values]
+        elif kind := _kind(script, value, save, every):
             return f'{kind} under "{name}"'
     if not values and given is not None:
         return _kind(script, given, save, every)
     return ""
 
 
-def _kind(script: Script, node: ast.expr, save: Call, every: list[Script]) -> str:
+def _kind(script: Script, node: ast.expr, save: Call, every: list[Script], deep: int = _DEEP) -> str:
     """What an expression makes, where torch.load refuses it."""
     found = [_moved(each) for each in possible(script, node, save.around) if not _is_read(script, each)]
     if isinstance(node, ast.Name) and not found:
         told = _is_namespace(script, node.id) or _is_handed_namespace(script, node.id, save, every)
         return "an argparse.Namespace" if told else ""
+    if isinstance(node, ast.Attribute):
+        return _held(script, node, save, every, deep)
+    if isinstance(node, ast.Call) and script.name(node.func) in ("min", "max"):
+        kinds = (_kind(script, each, save, every, deep - 1) for each in node.args) if deep else ()
+        return next((kind for kind in kinds if kind == _MADE["numpy.mean"]), "")
     if len(found) != 1 or not isinstance(found[0], ast.Call):
         return ""
     call = found[0]
@@ -125,6 +140,28 @@ def _kind(script: Script, node: ast.expr, save: Call, every: list[Script]) -> st
     if name in _MADE:
         return _MADE[name]
     return _of_class(script, name)
+
+
+def _held(script: Script, node: ast.Attribute, save: Call, every: list[Script], deep: int) -> str:
+    """The kind of what an object holds, `self.args`: what its __init__ is handed, or a number of numpy's."""
+    values = assigned(script, ast.unparse(node)) if deep else []
+    kinds = [_kind(script, value, save, every, deep - 1) for each in values for value in _handed(script, each)]
+    numbers = [kind for kind in kinds if kind == _MADE["numpy.mean"]]
+    alike = len(set(kinds)) == 1 and len(values) == 1
+    return numbers[0] if numbers else kinds[0] if alike else ""
+
+
+def _handed(script: Script, value: ast.expr) -> list[ast.expr]:
+    """What the calls of a class of the file hand to the argument of its __init__; any other value itself."""
+    for node in script.python.tree.body if isinstance(value, ast.Name) else ():
+        methods = (each for each in getattr(node, "body", []) if isinstance(each, ast.FunctionDef))
+        own = (each for each in methods if each.name == "__init__")
+        init = next((each for each in own if any(inner is value for inner in ast.walk(each))), None)
+        names = [each.arg for each in init.args.args][1:] if init is not None else []
+        if isinstance(node, ast.ClassDef) and isinstance(value, ast.Name) and value.id in names:
+            given = [call.argument(value.id, names.index(value.id)) for call in script.called(node.name)]
+            return [each for each in given if each is not None] if None not in given else []
+    return [value]
 
 
 def _is_read(script: Script, node: ast.expr) -> bool:

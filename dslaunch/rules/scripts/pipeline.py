@@ -133,11 +133,18 @@ def pipeline_layer(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
     """A layer of a pipeline that takes several arguments, or a LayerSpec of what is no class."""
     for script in scripts(files):
         classes = {node.name: node for node in script.nodes if isinstance(node, ast.ClassDef)}
+        yield from _losses(script)
         for call, made, by_spec in _layers_made(script):
             if by_spec and (isinstance(made, ast.Lambda) or script.name(made) in script.functions):
                 what = "a lambda" if isinstance(made, ast.Lambda) else f"{ast.unparse(made)}, a function"
                 message = f"LayerSpec of {what}: TypeError, issubclass() arg 1 must be a class."
                 yield script.hit(call, message, "Put a function into the list of layers as it is.")
+                continue
+            inner = script.name(made.func) if by_spec and isinstance(made, ast.Call) else ""
+            if inner in classes or (inner.startswith("torch.nn.") and inner.rpartition(".")[2][:1].isupper()):
+                shown = inner.rpartition(".")[2]
+                message = f"LayerSpec of an object, {shown}(...): TypeError, issubclass() arg 1 must be a class."
+                yield script.hit(call, message, f"Write {call.method}(..., {shown}, ...).")
                 continue
             name = script.name(made)
             needs = _needed(classes[name]) if name in classes else _OF_TORCH.get(name, ())
@@ -148,6 +155,17 @@ def pipeline_layer(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
                 )
                 fix = f"Write forward(self, inputs) and unpack the tuple there: {', '.join(needs)} = inputs."
                 yield script.hit(call, message, fix)
+
+
+def _losses(script: Script) -> Iterator[Hit]:
+    """A class of torch's in the place of the loss: the engine calls it with outputs and labels."""
+    for call in script.methods(*_MODULES):
+        given = call.keyword("loss_fn")
+        name = script.name(given) if given is not None else ""
+        if name.startswith("torch.nn.") and name.endswith("Loss"):
+            short = name.rpartition(".")[2]
+            message = f"loss_fn is the class {short}, which is called with outputs and labels: RuntimeError."
+            yield script.hit(call, message, f"Write loss_fn=torch.nn.{short}().")
 
 
 _OF_TORCH = {

@@ -13,7 +13,7 @@ from dslaunch.rules.deepspeed.config import one_config
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.bindings import possible
 from dslaunch.rules.scripts.guards import function_of
-from dslaunch.rules.scripts.tree import FULLY_SHARD, Call, Script, scripts
+from dslaunch.rules.scripts.tree import FULLY_SHARD, INIT, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _INIT = ("deepspeed.zero.Init", "deepspeed.runtime.zero.Init", "deepspeed.runtime.zero.partition_parameters.Init")
@@ -195,3 +195,31 @@ def _straight(script: Script, early: Call, late: Call) -> bool:
         return False
     between = range(early.node.lineno + 1, late.node.lineno + 1)
     return not any(each in between for each in script.bound_at.get(late.owner, ()))
+
+
+@rule(
+    "script.offload-backend", severity="error", raised_by="torch",
+    evidence="torch 2.13, run on two ranks without a backend for the CPU; pytorch/pytorch#148532",
+)  # fmt: skip
+def offload_backend(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
+    """Gradients that fully_shard keeps on the CPU, clipped over ranks that have no backend for the CPU."""
+    for script in scripts(files):
+        offloads = [call for call in script.called(*FULLY_SHARD) if _offloads(script, call)]
+        groups = script.called(INIT) if offloads else []
+        if len(groups) != 1 or script.constant(groups[0].argument("backend", 0)) != "nccl":
+            continue
+        for call in script.methods("clip_grad_norm_"):
+            if call.owner in ("torch.nn.utils", "torch.nn.utils.clip_grad"):
+                message = (
+                    f"fully_shard in line {offloads[0].node.lineno} keeps the gradients on the CPU, where nccl in "
+                    f"line {groups[0].node.lineno} adds nothing up: RuntimeError, No backend type."
+                )
+                yield script.hit(call, message, 'Write init_process_group("cpu:gloo,cuda:nccl").')
+
+
+def _offloads(script: Script, call: Call) -> bool:
+    given = call.keyword("offload_policy")
+    made = possible(script, given, call.around) if given is not None else []
+    return bool(made) and all(
+        isinstance(each, ast.Call) and script.name(each.func).endswith(".CPUOffloadPolicy") for each in made
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from dslaunch.files.fileset import FileSet
@@ -15,6 +16,10 @@ from dslaunch.rules.settings import Settings
 
 _PROCESSES = ("torch.multiprocessing.Process", "multiprocessing.Process")
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_OUTER = re.compile(
+    r"[\"'](?:PMI_(?:RANK|SIZE)|PMIX_RANK|OMPI_COMM_WORLD_(?:RANK|SIZE)|SLURM_(?:PROCID|NTASKS))[\"']"
+)
+"""Ranks of a launcher around the script, which may give the address too."""
 
 
 @rule(
@@ -27,6 +32,8 @@ def address(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     if next(files.launches(), None) is not None and not given.isdisjoint(_MEETING):
         return
     for script in scripts(files):
+        if _OUTER.search(script.python.text):
+            continue
         missing = [name for name in _MEETING if name not in script.python.text and name not in given]
         workers = _workers(script) if missing else set()
         for call in script.called(INIT) if workers and not _under_launcher(files, script) else ():

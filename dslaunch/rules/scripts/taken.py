@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from dslaunch.errors import listed, nearest
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
-from dslaunch.rules.registry import Hit, rule
+from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.scripts.made import Models, forward_of
 from dslaunch.rules.scripts.modules import (
     FRAMEWORKS,
@@ -24,7 +25,7 @@ from dslaunch.rules.scripts.modules import (
     started,
     sure_imports,
 )
-from dslaunch.rules.scripts.tree import Call, Script
+from dslaunch.rules.scripts.tree import Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _RAN = "CPython 3.11, run"
@@ -104,7 +105,7 @@ def _is_parameter(script: Script, name: str) -> bool:
 def shadowed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A file beside the script that has the name of a module which torch imports, and is found in its place."""
     seen = set()
-    for script, folder, _ in started(files):
+    for script, folder, by_command in started(files):
         imported = {name.partition(".")[0] for name in script.imports.values()} & FRAMEWORKS
         for name in sorted(_OF_TORCH | imported) if imported else ():
             found = folder.find(name)
@@ -116,7 +117,20 @@ def shadowed(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                 f"python finds this file where {name} is imported: a script's own folder goes first, "
                 "and it ends in an ImportError or AttributeError."
             )
-            yield Hit(found.script.path, Position(1, 1), message, "Rename the file.")
+            severity: Severity = "error"
+            if not by_command and _is_of_package(files, found.script.path):
+                severity = "info"
+            yield Hit(found.script.path, Position(1, 1), message, "Rename the file.", severity)
+
+
+def _is_of_package(files: FileSet, path: str) -> bool:
+    """Whether a file among them imports from the folder of `path` by a package's name: `oumi.utils.x`."""
+    around = PurePosixPath(path).parent.parts
+    named = {".".join(around[at:]) for at in range(len(around) - 1)}
+    return any(
+        any(name == each or name.startswith(f"{each}.") for each in named)
+        for script in scripts(files) for name in script.imports.values()
+    )  # fmt: skip
 
 
 _OF_TORCH = frozenset({

@@ -18,12 +18,13 @@ from dslaunch.rules.scripts.guards import (
     OF_CHECKPOINTS,
     function_of,
     guards,
+    of_a_group,
     on_one_rank,
     one_rank_guard,
 )
 from dslaunch.rules.scripts.objects import assigned
 from dslaunch.rules.scripts.prefixes import handed, loaded_before, of_resumes
-from dslaunch.rules.scripts.tree import DDP, FSDP, INIT, Call, Script, is_none, scripts
+from dslaunch.rules.scripts.tree import DDP, FSDP, INIT, Call, Script, scripts
 from dslaunch.rules.settings import Settings
 
 _DOCS = "PyTorch 2.13 documentation"
@@ -36,12 +37,6 @@ _OF_ENGINES = frozenset({
 })  # fmt: skip
 _OF_SHARDS = frozenset({"save_state", "load_state", "get_state_dict"})
 """What accelerate does on all ranks where each has a part of the model."""
-_SHARED_DATA = re.compile(
-    r"DistributedSampler|BatchSampler|split_dataset_by_node|IterableDataset|webdataset|\bwds\b|StreamingDataset"
-    r"|distributed_sampler|get_data_parallel|DataLoader2|shard\(|SequentialDistributed"
-    r"|\)\[(?:\w+\.)?(?:\w*rank|proc_id)\]|\[(?:\w+\.)?\w*rank\s*::"
-)
-"""What samples are shared out by, of a library or by hand: `indices.split(n)[rank]`, `files[rank::n]`."""
 
 
 @rule("script.data-parallel", severity="slow", raised_by="nobody", evidence=f"{_DOCS}: DataParallel")
@@ -56,92 +51,17 @@ def data_parallel(_plan: Plan | None, files: FileSet, _settings: Settings) -> It
                 yield script.hit(call, message, "Use DistributedDataParallel under torchrun.")
 
 
-@rule("script.sampler", severity="wrong", raised_by="nobody", evidence=f"{_DOCS}: DistributedSampler")
-def sampler(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """Every rank reads the same samples: a DataLoader that shuffles without DistributedSampler."""
-    for script in scripts(files):
-        if not script.own_loop or _SHARED_DATA.search(script.python.text):
-            continue
-        if not _epochs(script) and any("rank" in ast.unparse(each.node) for each in script.methods("manual_seed")):
-            continue  # each draws at random, by a seed of its own, for a number of steps
-        for call in script.called("torch.utils.data.DataLoader") if not _by_engine(script) else ():
-            shuffle = call.keyword("shuffle")
-            shuffles = isinstance(shuffle, ast.Constant) and shuffle.value is True
-            if (
-                shuffles
-                and not call.keyword("sampler")
-                and not call.keyword("batch_sampler")
-                and not call.unpacks
-                and not _is_cut(script, call)
-            ):
-                message = (
-                    "each rank draws from the whole data set by itself: no DistributedSampler shares it out."
-                )
-                yield script.hit(call, message, "Give sampler=DistributedSampler(dataset), and no shuffle.")
-
-
-def _is_cut(script: Script, call: Call) -> bool:
-    """Whether a script cuts the samples by itself, by indices that it was handed: `index = index[seed]`."""
-    given = call.argument("dataset", 0)
-    names = {each.id for each in ast.walk(given) if isinstance(each, ast.Name)} if given is not None else set()
-    return any(
-        isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Name) and ast.unparse(value.value) == name
-        for name in names for value in assigned(script, name)
-    )  # fmt: skip
-
-
-def _by_engine(script: Script) -> bool:
-    """Whether deepspeed.initialize makes the loader that trains, by ranks."""
-    for call in script.deepspeed:
-        given, around = call.argument("training_data", 4), call.around[0] if call.around else None
-        targets = around.targets[0] if isinstance(around, ast.Assign) else None
-        loader = targets.elts[2:3] if isinstance(targets, ast.Tuple) else []
-        taken = any(isinstance(each, ast.Name) and each.id.strip("_") for each in loader)
-        if given is not None and not is_none(given) and taken:
-            return True
-    return False
-
-
-@rule(
-    "script.set-epoch",
-    severity="wrong",
-    raised_by="nobody",
-    evidence=f"{_DOCS}: DistributedSampler.set_epoch",
-)
-def set_epoch(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """A DistributedSampler without set_epoch: the same order in each epoch."""
-    for script in scripts(files):
-        if not script.own_loop or script.methods("set_epoch") or not _epochs(script):
-            continue
-        for call in script.called("torch.utils.data.DistributedSampler"):
-            shuffle = call.keyword("shuffle")
-            ordered = isinstance(shuffle, ast.Constant) and shuffle.value is False
-            if not ordered and not _is_for_evaluation(call):
-                message = "set_epoch is never called: DistributedSampler draws the same order in each epoch."
-                yield script.hit(call, message, "Call sampler.set_epoch(epoch) at the start of each epoch.")
-
-
-def _epochs(script: Script) -> bool:
-    loops = (node for node in script.nodes if isinstance(node, ast.For))
-    return any("epoch" in ast.unparse(loop.target) for loop in loops)
-
-
-def _is_for_evaluation(call: Call) -> bool:
-    around = next((node for node in call.around if isinstance(node, ast.Assign)), None)
-    text = ast.unparse(around).lower() if around else ast.unparse(call.node).lower()
-    return re.search(r"val|test|eval|dev_", text) is not None
-
-
 @rule("script.device", severity="memory", raised_by="nobody", evidence=f"{_DOCS}: torch.cuda.set_device")
 def device(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A bare "cuda" and no set_device: all processes of a node use GPU 0."""
     for script in scripts(files):
         chosen = script.methods("set_device", "set_device_index", *_OF_MESHES)
+        chosen = chosen or script.called("torch.cuda.device")
         if not script.own_loop or chosen or "CUDA_VISIBLE_DEVICES" in script.python.text:
             continue
         if not script.called(INIT) or script.deepspeed or script.called("deepspeed.init_distributed"):
             continue  # what starts the process group elsewhere may choose the device there
-        bare = [call for call in script.calls if _is_bare(call)]
+        bare = [call for call in script.every if _is_bare(script, call)]
         if bare:
             message = 'a bare "cuda" is GPU 0 in every process, and nothing here calls torch.cuda.set_device.'
             fix = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first.'
@@ -202,10 +122,10 @@ def _is_global_rank(script: Script, given: ast.expr | None) -> bool:
     return False
 
 
-def _is_bare(call: Call) -> bool:
+def _is_bare(script: Script, call: Call) -> bool:
     if call.method == "cuda":
         return not call.node.args and not call.node.keywords
-    named = any(isinstance(each, ast.Constant) and each.value == "cuda" for each in call.node.args)
+    named = bool(call.node.args) and script.constant(call.node.args[0]) == "cuda"
     numbered = call.name == "torch.device" and call.argument("index", 1) is not None
     return call.method in ("to", "device") and named and not numbered
 
@@ -221,7 +141,7 @@ def collective(plan: Plan | None, files: FileSet, settings: Settings) -> Iterato
         reached = {(call.method, function_of(call), _reached_by(call)) for call in calls}
         for call in calls:
             told = _reached_by(call)
-            if told is None or call.keyword("group") is not None or others_may_join(script, call):
+            if told is None or of_a_group(call) or others_may_join(script, call):
                 continue
             if (call.method, function_of(call), not told) not in reached:
                 message = f"{call.method} needs every rank, and only some get here: the others wait for ever."
@@ -282,27 +202,37 @@ def save(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
     for script in scripts(files):
         if not script.own_loop or not script.called(DDP, FSDP) or script.deepspeed:
             continue
-        for call in script.called("torch.save"):
-            if not _guarded(script, call) and not _named_by_rank(call):
+        for call in script.called("torch.save") if not _OWN_DISKS.search(script.python.text) else ():
+            if not _guarded(script, call) and not _named_by_rank(script, call):
                 message = "every rank writes this file, one over the other."
                 yield script.hit(
                     call, message, "Write it under `if dist.get_rank() == 0:`, then call barrier."
                 )
 
 
+_OF_A_RANK = re.compile(
+    r"rank|main|master|should_save|gpu|device_id|local|worker|proc|primary|leader|chief|\bfirst|is_first|node_id"
+    r"|standalone|distributed|world|initialized|single|ddp"
+)
+"""Words of conditions by which one process writes: `self.gpu_id == 0` of LOCAL_RANK."""
+_OWN_DISKS = re.compile(r"\bSM_(?:MODEL_DIR|HOSTS|CURRENT_HOST)\b|BytesIO")
+"""What tells that each process writes where no other does: a container of SageMaker's, or memory."""
+
+
 def _guarded(script: Script, call: Call) -> bool:
     """Whether a condition on the rank is around the call, before it, or around a call of its function."""
     told = (each.keyword("rank") for each in script.called(INIT))
     own = "".join(f"|\\b{each.id}\\b" for each in told if isinstance(each, ast.Name))
-    if any(re.search(f"rank|main|master|should_save{own}", ast.unparse(node.test)) for node, _ in guards(call)):
+    tests = (ast.unparse(node.test).replace("__main__", "") for node, _ in guards(call))
+    if any(re.search(f"{_OF_A_RANK.pattern}{own}", test) for test in tests):
         return True
     function = function_of(call)
     if function is None:
         return False
     assert isinstance(function, ast.FunctionDef)
-    if re.search(r"rank|is_main|is_master", "\n".join(_tests(function))):
+    if _OF_A_RANK.search("\n".join(_tests(function))):
         return True
-    uses = [each for each in script.calls if each.method == function.name]
+    uses = [each for each in script.every if each.method == function.name]
     return not uses or any(_guarded(script, each) for each in uses if function_of(each) is not function)
 
 
@@ -313,8 +243,17 @@ def _tests(function: ast.FunctionDef) -> Iterator[str]:
             yield ast.unparse(node.test)
 
 
-def _named_by_rank(call: Call) -> bool:
-    return "rank" in "".join(ast.unparse(each) for each in call.node.args[1:])
+def _named_by_rank(script: Script, call: Call) -> bool:
+    """Whether the rank stands in a file's name, over the names that it is put together from."""
+    names, held = set[str](), [*call.node.args[1:], *(each.value for each in call.node.keywords)]
+    while held:
+        node = held.pop()
+        if "rank" in ast.unparse(node).lower():
+            return True
+        found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - names
+        names |= found
+        held += [value for name in found for value in assigned(script, name)]
+    return False
 
 
 @rule(
@@ -361,7 +300,8 @@ def timeout(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     """No timeout for the process group: NCCL's 10 minutes, too short for some starts, too long for others."""
     for script in scripts(files):
         for call in script.called(INIT, "deepspeed.init_distributed") if script.own_loop else ():
-            if call.keyword("timeout") is None and not call.unpacks:
+            without = call.method == "init_process_group" and script.constant(call.argument("backend", 0)) == "mpi"
+            if call.keyword("timeout") is None and not call.unpacks and not without:
                 message = (
                     f"{call.method} without a timeout: a lost rank is noticed after 10 minutes (gloo: 30)."
                 )

@@ -22,6 +22,7 @@ INIT = "torch.distributed.init_process_group"
 LOADER = "torch.utils.data.DataLoader"
 SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 ACCELERATOR = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
+_EXITS = ("sys.exit", "os._exit", "exit", "quit")
 _SAME = {
     "torch.nn.parallel.distributed.DistributedDataParallel": DDP,
     "torch.utils.data.distributed.DistributedSampler": "torch.utils.data.DistributedSampler",
@@ -117,7 +118,7 @@ class Script:
 
     @cached_property
     def every(self) -> tuple[Call, ...]:
-        """Every call, in the order of the lines; a method of what has no name is `.method`."""
+        """Every call that may be reached, in the order of the lines; a method of what has no name is `.method`."""
         found = self._walk(self.python.tree, ())
         return tuple(sorted(found, key=lambda call: (call.node.lineno, call.node.col_offset)))
 
@@ -126,8 +127,23 @@ class Script:
             method = f".{node.func.attr}" if isinstance(node.func, ast.Attribute) else ""
             if name := self.name(node.func) or method:
                 yield Call(node, name, around)
-        for child in ast.iter_child_nodes(node):
+        for child in self._reached(node):
             yield from self._walk(child, (node, *around))
+
+    def _reached(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The parts of a node, without the statements of a block that one above them never lets run."""
+        for _, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield child
+                if isinstance(child, ast.stmt) and self._ends(child):
+                    break
+
+    def _ends(self, node: ast.stmt) -> bool:
+        """Whether nothing behind a statement in the same block is run."""
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            return self.name(node.value.func) in _EXITS
+        return isinstance(node, ast.Raise | ast.Return | ast.Continue | ast.Break)
 
     def name(self, node: ast.expr) -> str:
         """The full dotted name of an expression; empty where it is none."""
@@ -217,20 +233,19 @@ class Script:
 
     @cached_property
     def by_framework(self) -> bool:
-        """Whether a Trainer, Accelerate or Lightning does the distributed part."""
+        """Whether a Trainer, Accelerate or Lightning does the distributed part; the file's own class is none."""
+        classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
         used = {full.rpartition(".")[2] for full in self.imports.values()}
-        used |= {call.method for call in self.calls}
-        bases = {
-            self.name(base).rpartition(".")[2]
-            for node in self.nodes if isinstance(node, ast.ClassDef) for base in node.bases
-        }  # fmt: skip
-        return any(_TRAINERS.fullmatch(name) for name in used | bases)
+        used |= {call.method for call in self.calls} - {node.name for node in classes}
+        bases = {base for node in classes for each in node.bases if (base := self.name(each)) != node.name}
+        used |= {base.rpartition(".")[2] for base in bases - {node.name for node in classes}}
+        return any(_TRAINERS.fullmatch(name) for name in used)
 
     @cached_property
     def own_loop(self) -> bool:
         """Whether the file itself sets up ranks and steps an optimizer or engine."""
         sets_up = self.called("torch.distributed.init_process_group", "deepspeed.init_distributed", DDP)
-        return bool(sets_up or self.deepspeed) and bool(self.methods("backward")) and not self.by_framework
+        return bool(sets_up or self.deepspeed) and bool(self.passes) and not self.by_framework
 
     @cached_property
     def engines(self) -> set[str]:

@@ -12,7 +12,15 @@ from dslaunch.files.position import Position
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Hit, rule
 from dslaunch.rules.scripts.alone import JOINS, WHY, Alone, alone
-from dslaunch.rules.scripts.guards import COLLECTIVES, OF_ACCELERATE, SEES, function_of, guards, on_one_rank
+from dslaunch.rules.scripts.guards import (
+    COLLECTIVES,
+    OF_ACCELERATE,
+    SEES,
+    function_of,
+    guards,
+    of_a_group,
+    on_one_rank,
+)
 from dslaunch.rules.scripts.portions import SHARES
 from dslaunch.rules.scripts.tree import DDP, FSDP, Call, Script, scripts
 from dslaunch.rules.settings import Settings
@@ -86,7 +94,7 @@ def _meets(script: Script, call: Call) -> bool:
     if call.method == "backward":
         return call.owner.endswith("loss") or not call.owner or _is_engines(call)
     collective = call.owner == "torch.distributed" and call.method in COLLECTIVES
-    return collective and call.keyword("group") is None
+    return collective and not of_a_group(call)
 
 
 def _left_out(script: Script, call: Call, beside: tuple[Script, ...]) -> tuple[Position, str] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dslaunch.files.position import lines_of
+
 _UNSET = re.compile(r"""-z\s+["']?\$|!\s+-[nv]\s|!\s*\[\[?\s+-[nv]\s|\$\{\w+\+\w*\}""")
 _SET = re.compile(r"""\s-[nv]\s""")
 _TURN = re.compile(r"(?:else|elif)\b")
@@ -11,7 +13,7 @@ _TURN = re.compile(r"(?:else|elif)\b")
 
 def is_default(text: str, line: int) -> bool:
     """Whether what stands in this line (from 1) is done only where a variable is empty or not set."""
-    lines = text.splitlines()
+    lines = lines_of(text)
     if _UNSET.search(lines[line - 1]):
         return True
     depth, turned = 0, False

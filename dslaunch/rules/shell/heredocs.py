@@ -75,7 +75,7 @@ class Inner:
         if not self.written.start.line <= hit.at.line <= len(lines):
             return hit  # of the script around it
         line = lines[hit.at.line - 1]
-        word = line[hit.at.column - 1 :].partition(" ")[0]
+        word = line[hit.at.column - 1 :].partition(" -")[0]  # an option and its value
         if line.startswith("#SBATCH") and "$" in word and not self.written.told:
             return None
         return replace(hit, at=self.written.at(hit.at), edit=None)
@@ -90,7 +90,10 @@ def in_heredocs(files: FileSet) -> Iterator[Inner]:
     """The DeepSpeed JSONs, hostfile, .deepspeed_env and scripts that shell scripts write."""
     hostfiles: list[Inner] = []
     for file, outer in files.scripts():
-        bodies = ((command, command.heredoc) for command in outer.commands if command.heredoc is not None)
+        bodies = (
+            (command, command.heredoc) for command in outer.commands
+            if command.heredoc is not None and command.words[0].text != ":"  # a remark of several lines
+        )  # fmt: skip
         for command, body in islice(bodies, _MOST):
             should = not body.expands and _meant(body.text) and bool(_named(body))
             if should and _filled_later(file):
@@ -160,7 +163,7 @@ def _is_script(command: Command, body: Heredoc) -> bool:
 
 def _launchers_own(file: File, outer: ShellScript, body: Heredoc, written: Written) -> Inner | None:
     """A hostfile or .deepspeed_env of DeepSpeed's launcher that a script with its launch line writes."""
-    lines = file.text.splitlines()
+    lines = file.lines
     target = _TARGET.search(lines[body.at.line - 2]) if 1 < body.at.line <= len(lines) + 1 else None
     name = target[1].rpartition("/")[2].strip("\"'") if target else ""
     if config := _accelerate(file, outer, name, written):

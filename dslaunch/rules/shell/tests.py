@@ -39,7 +39,7 @@ _WRITES = re.compile(r"\[[ \t]+[^\]\[\n&|]*?[ \t]([<>])[ \t]*(\d+)[ \t]+\]")
 def broken_test(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A test in brackets that is none: it fails, or holds, whatever it asks."""
     for file, script in files.scripts():
-        lines = Lines(file.text)
+        lines = file.places
         for command in script.commands:
             found = _fault(command)
             written = _WRITES.match(file.text, lines.offset(command.at))

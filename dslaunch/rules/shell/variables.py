@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 
@@ -32,6 +32,8 @@ _BROUGHT = re.compile(r"^\s*(?:source|\.)\s|(?<![-\w])(?:eval|getopts?)\s|\bset\
 _TYPED = re.compile(r"(?:--[\w-]+=)?\\?\$(?:(\w+)|\{(\w+)\})(?=[\s\"'])")
 """A variable that is the whole value of an option, as it is typed."""
 _NEAR = 0.6
+_MOST_NAMES = 200
+"""Variables that nothing sets, beyond which no more are looked at."""
 _WHOLE = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _ARRAY_SET = re.compile(r"\b(\w+)\+?=\(")
 
@@ -50,7 +52,7 @@ def _launching(files: FileSet) -> Iterator[tuple[File, ShellScript, Command]]:
 def quoted(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Several options in a variable that stands in quotes: the program gets them as one word."""
     texts = {
-        file.name: (Lines(file.text), {at for _, at in script.first_words}) for file, script in files.scripts()
+        file.name: (file.places, {at for _, at in script.first_words}) for file, script in files.scripts()
     }
     for file, _, command in _launching(files):
         lines, said = texts[file.name]  # shell.array says the latter
@@ -58,7 +60,8 @@ def quoted(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
             found = _REFERENCE.match(file.text, lines.offset(word.at)) if word.at not in said else None
             parts = word.text.split()
             is_value = is_option(before.text) and "=" not in before.text and before.text not in switches()
-            if found and word.known and len(parts) > 1 and is_option(parts[0]) and not is_value:
+            several = len(parts) > 1 and ("=" not in parts[0] or any(each.startswith("--") for each in parts[1:]))
+            if found and word.known and several and is_option(parts[0]) and not is_value:
                 message = f"{found[0]} is one word of {len(parts)}: the program knows no such option."
                 fix = f"Write ${found[1]} without quotes, or make it an array: \"${{{found[1]}[@]}}\"."
                 yield Hit(file.name, word.at, message, fix)
@@ -76,7 +79,11 @@ def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
             if file.holds(_BROUGHT):
                 break
             name = found[1] or found[2]
+            if name.startswith("SLURM_"):
+                continue
             if (file.name, name) not in seen:
+                if len(seen) >= _MOST_NAMES:
+                    return  # what brings so many along isn't shown
                 seen[file.name, name] = _near(file, script, name)
             if near := seen[file.name, name]:
                 other, unread = near
@@ -113,7 +120,7 @@ def remote_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
         own = {each.name for each in script.assignments} | {each.name for each in script.passes}
         launched = {launch.at for launch in script.launches}
         named = {(each.at, each.name) for each in script.assignments}
-        lines = Lines(file.text)
+        lines = file.places
         for command in script.commands:
             if command.at in launched and command.words[0].text in REMOTE and not file.inside:
                 late = {word.at for word in command.words if word.late}
@@ -146,7 +153,7 @@ def prefix_variable(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
             (each.name, 0) for each in written
             if not any(at < command.at and at not in own for at in set_at[each.name])
         ]  # fmt: skip
-        for name, first in (*in_front, *_within(command)):
+        for name, first in (*in_front, *_within(command, file.lines)):
             for ahead, word in pairwise(command.words[max(0, first - 1) :]):
                 typed = re.search(rf"(?:^|=)\$(?:{name}\b|\{{{name}\}})", word.text)
                 of_option = is_option(word.text) or is_option(ahead.text)
@@ -165,13 +172,15 @@ def _launches(files: FileSet) -> Iterator[tuple[File, Mapping[str, list[Position
         yield from ((file, set_at, command) for command in script.commands if command.at in started)
 
 
-def _within(command: Command) -> Iterator[tuple[str, int]]:
+def _within(command: Command, lines: Sequence[str]) -> Iterator[tuple[str, int]]:
     """NAME=value in front of a program in a text for a shell inside, with the index of the word behind."""
     words = command.words
     for index, (before, word, after) in enumerate(zip(words, words[1:], words[2:], strict=False)):
         name, equals, given = word.text.partition("=")
-        if f"${name}" in given or given.endswith(('"', "'")):
-            continue  # of a text that is printed
+        if f"${name}" in given or given.endswith(('"', "'", ";", "&&")):
+            continue  # of a text that is printed, or a command of its own
+        if after.at.line > word.at.line and not lines[after.at.line - 2].rstrip().endswith("\\"):
+            continue
         program = after.text.rpartition("/")[2] in ("torchrun", "deepspeed", "python", "python3", "accelerate")
         if word.late and equals and name.isidentifier() and program and before.text not in ("export", "env"):
             yield name, index + 2
@@ -215,7 +224,7 @@ def entry(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             message = f"task {tasks[1]} takes an entry of {found[1]}, whose {count} count from 0: it is empty."
             off_by_one = tasks == (1, count)
             fix = f"Write --array=0-{count - 1}." if off_by_one else f"Take tasks from 0 to {count - 1}."
-            yield Hit(job.file.name, Lines(job.file.text).position(found.start()), message, fix)
+            yield Hit(job.file.name, job.file.places.position(found.start()), message, fix)
 
 
 def _lines_from_1(job: Job, first: int) -> Iterator[Hit]:
@@ -225,7 +234,7 @@ def _lines_from_1(job: Job, first: int) -> Iterator[Hit]:
         if not line.lstrip().startswith("#"):
             message = "task 0 asks sed for line 0, and lines count from 1: invalid usage of line address 0."
             fix = "Let --array begin with 1, or write $((SLURM_ARRAY_TASK_ID + 1))p."
-            yield Hit(job.file.name, Lines(job.file.text).position(found.start()), message, fix)
+            yield Hit(job.file.name, job.file.places.position(found.start()), message, fix)
 
 
 def _tasks(value: str) -> tuple[int, int] | None:

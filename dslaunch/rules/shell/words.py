@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from dslaunch.files.blocks import ends
@@ -11,7 +11,7 @@ from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Word
 from dslaunch.files.lexer import tokens
-from dslaunch.files.position import Lines, Position
+from dslaunch.files.position import Position
 from dslaunch.files.script import Command, ShellScript
 from dslaunch.planfile import Plan
 from dslaunch.rules.registry import Edit, Hit, rule
@@ -39,7 +39,7 @@ def cut(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit
     """An option where a command begins: the one before it ended without a backslash, or at a comment."""
     for file, script in _launching(files):
         yield from _comments(file) if not script.problems and not file.inside else ()
-        lines = file.text.splitlines()
+        lines = file.lines
         for before, command in pairwise(script.commands):
             word = command.words[0]
             line = lines[command.at.line - 2] if command.at.line > 1 else ""
@@ -71,7 +71,7 @@ def _comments(file: File) -> Iterator[Hit]:
         inside = next((token for token in arrays if token.start < start < token.end), None)
         what = "the command ends here" if inside is None else "the array is longer"
         message = f"a backslash in front of a comment joins no lines: {what}, with words that aren't meant."
-        at = Lines(file.text).position(start)
+        at = file.places.position(start)
         edit = Edit(at, found["joins"], "\\" if inside is None else found["joins"].lstrip("\\ \t"))
         yield Hit(file.name, at, message, "Take the comment out of the command.", edit=edit)
 
@@ -80,7 +80,7 @@ def _comments(file: File) -> Iterator[Hit]:
 def quoted_comment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A comment inside quotes, among a command's options: its words are handed on to the program."""
     for file, script in _launching(files):
-        lines = Lines(file.text)
+        lines = file.places
         launched = {command.at for command in script.launches}
         words = (word for each in script.commands if each.at in launched for word in _handed_on(each))
         for word in words:
@@ -110,11 +110,12 @@ def assignment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
         for words in script.declared:
             for before, word in pairwise(words):
                 yield from _parted(file, before, word)
-        lines = file.text.splitlines()
+        lines = file.lines
         for command in script.commands if script.launches else ():
             words = command.words
             counts = "((" in lines[command.at.line - 1][: command.at.column]  # for (( i = 0; ...
-            if len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(words[0].text) and not counts:
+            named = len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(words[0].text)
+            if named and not counts and words[0].text not in _COMMANDS and _is_bare(lines, words[1]):
                 name = words[0].text
                 message = f"`{name} =` runs a command named {name}: the variable isn't set."
                 yield Hit(file.name, command.at, message, f"Write {name}=VALUE without blanks.")
@@ -123,6 +124,17 @@ def assignment(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
                 if last.value.endswith(",") or (not last.value and len(words) == 1):
                     message = f"{last.name} is {last.value!r}, and {words[0].text} is run as a command."
                     yield Hit(file.name, last.at, message, _without_blanks(last.name))
+
+
+_COMMANDS = frozenset(
+    {"echo", "printf", "print", "test", "expr", "let", "read", "grep", "awk", "sed", "cut", "tr"}
+)
+"""Programs and builtins that may be given a word `=`."""
+
+
+def _is_bare(lines: Sequence[str], word: Word) -> bool:
+    """Whether an `=` stands there without quotes."""
+    return lines[word.at.line - 1][word.at.column - 1 :].startswith("=")
 
 
 def _parted(file: File, before: Word, word: Word) -> Iterator[Hit]:
@@ -150,13 +162,16 @@ def no_wait(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator
     for file, script in files.scripts():
         if not script.directives or file.inside:
             continue
-        launched, lines = {each.at for each in script.launches}, Lines(file.text)
+        launched, lines = {each.at for each in script.launches}, file.places
         held = [(lines.position(start), lines.position(end)) for start, end in ends(file.text).items()]
         for command in script.commands:
             if not command.background or (command.words[0].text != "srun" and command.at not in launched):
                 continue
             around = [end for start, end in held if start < command.at < end]
-            behind = (each for each in script.commands if each.at > command.at)
+            behind = [each for each in script.commands if each.at > command.at]
+            serves = any(word.text.rpartition("/")[2] in _SERVERS for word in command.words)
+            if serves and any(not each.background for each in behind):
+                continue  # it is to end with the job
             left = max(around, default=command.at)
             if not any(_lasts(each, left) for each in behind):
                 program = command.words[0].text
@@ -181,6 +196,8 @@ def _lasts(command: Command, left: Position) -> bool:
     return command.conditional or (name in _LASTING and not command.background)
 
 
+_SERVERS = frozenset({"dcgmi", "mlflow", "nvidia-smi", "prometheus", "ray", "redis-server", "rocm-smi", "vllm"})
+"""Programs that serve or watch another one."""
 _FOLLOWS = ("-f", "-F", "--follow", "--pid")
 _MOMENT = re.compile(r"[\d.]{1,3}s?")
 """Up to some minutes, between one start and the next."""

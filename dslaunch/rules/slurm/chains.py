@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import Arguments, launcher_options
-from dslaunch.files.position import Lines
 from dslaunch.files.script import Command
 from dslaunch.files.switches import SWITCHES
 from dslaunch.planfile import Plan
@@ -34,12 +33,12 @@ def job_id(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[
                 continue
             used = re.search(rf"(?:--dependency|-d)[= ][\"']?\w*:?\$\{{?{name}\}}?(?!\w)", file.text)
             if used:
-                at = Lines(file.text).position(found.start("name"))
+                at = file.places.position(found.start("name"))
                 message = f"{name} is `{_SENTENCE}`: no number, and sbatch refuses it as a dependency."
                 yield Hit(file.name, at, message, _PARSABLE)
         for found in _AT_ONCE.finditer(file.text):
             if "--parsable" not in found["rest"]:
-                at = Lines(file.text).position(found.start())
+                at = file.places.position(found.start())
                 message = f"sbatch prints `{_SENTENCE}`: no number, and refused as a dependency."
                 yield Hit(file.name, at, message, _PARSABLE)
 
@@ -116,8 +115,12 @@ _BARE = re.compile(r"0*[1-9]\d*")
 def small_memory(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """Memory as a bare number, which counts megabytes: too little for torch to start."""
     for job in jobs(files):
-        if job.script.launches:
+        if job.script.launches and job.file.holds(_TORCH):
             yield from _too_little(job)
+
+
+_TORCH = re.compile(r"python|torchrun|deepspeed|accelerate|\.py\b|\.sif\b|--container-image")
+"""What may import torch: a job of the shell alone needs no more."""
 
 
 def _too_little(job: Job) -> Iterator[Hit]:

@@ -9,6 +9,8 @@ from pathlib import PurePath
 
 from dslaunch.errors import nearest
 from dslaunch.files.fileset import FileSet
+from dslaunch.files.flags import is_told
+from dslaunch.files.gaps import is_gap
 from dslaunch.files.position import START, Position
 from dslaunch.files.script import Directive, ShellScript
 from dslaunch.planfile import Plan
@@ -49,10 +51,11 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
     for job in jobs(files):
         for each in job.script.directives:
             form = FORMS.get(long_name(each.name)) if _is_its_own(job, each) else None
-            gap = "$" in each.value or "{" in each.value  # to be filled in
-            if form and each.read and not gap and not form[0].fullmatch(each.value):
+            if form and each.read and not _is_open(job, each) and not form[0].fullmatch(each.value):
                 message = f"{each.name} {each.value!r}: sbatch takes {form[1]}, and refuses the script."
-                yield Hit(job.file.name, each.at, message, f"Write {form[1]}.")
+                of_kjob = _RESOURCE.fullmatch(each.value) is not None
+                message += " Kueue's kjob takes it." if of_kjob else ""
+                yield Hit(job.file.name, each.at, message, f"Write {form[1]}.", "info" if of_kjob else None)
         yield from _named_nodes(job)
         # A component of a heterogeneous job takes over the others' --mem.
         memory = [each for each in job.script.directives if each.read and long_name(each.name) in _MEMORY]
@@ -60,6 +63,17 @@ def value(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
             names = " and ".join(each.name for each in memory)
             message = f"{names} exclude each other; sbatch refuses the script."
             yield Hit(job.file.name, memory[-1].at, message, "Keep one.")
+
+
+_RESOURCE = re.compile(r"[\w-]+(?:\.[\w-]+)+/[\w-]+(?::\d+)?")
+"""`nvidia.com/gpu:8`: a resource of Kubernetes, in a script for kjobctl create slurm."""
+
+
+def _is_open(job: Job, each: Directive) -> bool:
+    """Whether the value is to be filled in; one in #, which begins a comment, stands behind the option alone."""
+    behind = "" if each.given else job.file.lines[each.at.line - 1][each.at.column - 1 + len(each.name) :]
+    gap = "{" in each.value or each.value.startswith("<")
+    return gap or not is_told(each.value) or any(map(is_gap, behind.lstrip(" =").split()[:1]))
 
 
 _LISTED = re.compile(r"[\w.-]+(?:\[(?P<span>[\d,-]+)\])?")
@@ -89,7 +103,7 @@ def _is_its_own(job: Job, each: Directive) -> bool:
     """Whether a value is the option's: where it may be left out it stands behind =."""
     if long_name(each.name) not in OPTIONAL or not each.value or each.given:
         return True
-    line = job.file.text.splitlines()[each.at.line - 1]
+    line = job.file.lines[each.at.line - 1]
     return line[each.at.column - 1 + len(each.name) :].startswith("=")
 
 
@@ -120,11 +134,15 @@ def late(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hi
                 yield Hit(job.file.name, each.at, message, "Move it above the first command.")
 
 
+_FRONT_ENDS = frozenset({"QBATCH", "XBATCH", "YBATCH"})
+"""Lines of programs that submit to several schedulers, and read their own."""
+
+
 @rule("slurm.misspelt-directive", severity="wrong", raised_by="nobody", evidence=f"{_PAGE}; {_RAN}")
 def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
     """A line that only looks like #SBATCH: a comment to sbatch."""
     for job in jobs(files):
-        for number, line in enumerate(job.file.text.splitlines(), 1):
+        for number, line in enumerate(job.file.lines, 1):
             match = _LOOKS_LIKE.match(line)
             if (
                 match is None
@@ -132,7 +150,8 @@ def misspelt(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterato
                 or not (match[1].isupper() or line[1:2].isalpha())
             ):
                 continue
-            if difflib.SequenceMatcher(None, match[1].upper(), "SBATCH").ratio() > 0.8:
+            alike = difflib.SequenceMatcher(None, match[1].upper(), "SBATCH").ratio() > 0.8
+            if alike and match[1] not in _FRONT_ENDS:
                 old = line[: match.end(1)]
                 meant = old == "# SBATCH" and any(each.read and not each.given for each in job.script.directives)
                 yield Hit(

@@ -77,7 +77,7 @@ def jobs(files: FileSet) -> Iterator[Job]:
     """The batch scripts among the files, and what another script hands to sbatch with options."""
     for file, script in files.scripts():
         held = {line for command in script.commands if command.heredoc for line in _lines(command.heredoc)}
-        lines = (number for number, line in enumerate(file.text.splitlines(), 1) if _DIRECTIVE.match(line))
+        lines = (number for number, line in enumerate(file.lines, 1) if _DIRECTIVE.match(line))
         if any(number not in held for number in lines) or any(each.given for each in script.directives):
             yield Job(file, script)
 

@@ -10,6 +10,8 @@ from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import launcher_options
 from dslaunch.files.switches import SWITCHES
 from dslaunch.planfile import Plan
+from dslaunch.rules.accelerate.launch import started
+from dslaunch.rules.accelerate.machines import static
 from dslaunch.rules.launchers.torchrun import option
 from dslaunch.rules.registry import Hit, Severity, rule
 from dslaunch.rules.settings import Settings
@@ -27,11 +29,17 @@ def _in_background(job: Job, command: CommandLine) -> bool:
 
 @rule("slurm.node-count", severity="hang", raised_by="nobody", evidence=_RAN)
 def node_count(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[Hit]:
-    """srun starts torchrun on fewer nodes than it waits for, or on more."""
+    """srun starts torchrun or accelerate on fewer nodes than it waits for, or on more."""
+    by_accelerate = {
+        (each.file.name, each.command.at): each for each in started(files)
+        if static(each) and each.flag("num_machines") is not None
+    }  # fmt: skip
     for job in jobs(files):
         for command in steps(job):
             srun, launcher = command.launcher("srun"), command.launcher("torchrun")
-            asked = option(launcher, "nnodes") if launcher else None
+            asked, flag = option(launcher, "nnodes") if launcher else None, "--nnodes"
+            if launcher is None and (start := by_accelerate.get((job.file.name, command.at))):
+                launcher, asked, flag = start.launcher, start.value("num_machines"), "--num_machines"
             if srun is None or launcher is None or asked is None or not re.fullmatch(r"\d+(:\d+)?", asked):
                 continue
             nodes = srun_nodes(job, srun.options)
@@ -42,14 +50,14 @@ def node_count(_plan: Plan | None, files: FileSet, _settings: Settings) -> Itera
             elif nodes is None or not told or srun.options.has("--ntasks", "-n", "--nodelist", "-w"):
                 continue
             least, most = int(asked.partition(":")[0]), int(asked.rpartition(":")[2])
-            at = launcher.options.position("--nnodes")
-            fix = f"Write --nnodes={nodes}, or start it on {most}."
+            at = launcher.options.position(flag)
+            fix = f"Write {flag}={nodes}, or start it on {most}."
             if nodes < least:
                 where = f"{nodes} nodes" if nodes > 1 else "one node"
-                message = f"srun starts torchrun on {where}, and it waits for {least}."
+                message = f"srun starts {launcher.program} on {where}, and it waits for {least}."
                 yield Hit(job.file.name, at, message, fix)
             elif nodes > most:
-                message = f"srun starts torchrun on {nodes} nodes, of which {most} train."
+                message = f"srun starts {launcher.program} on {nodes} nodes, of which {most} train."
                 yield Hit(job.file.name, at, message, fix, "wrong")
 
 

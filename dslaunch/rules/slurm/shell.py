@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.lexer import tokens
-from dslaunch.files.position import Lines, Position
+from dslaunch.files.position import Position, lines_of
 from dslaunch.files.script import ShellScript
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
@@ -63,31 +63,58 @@ def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
                 message = f"{each.name}={each.value} in the batch script is 0 on every node and task."
                 numbered = each.name.endswith("NODE_RANK") and any(map(_numbers_nodes, steps(job)))
                 message += " The rendezvous numbers the nodes by itself." if numbered else ""
-                yield Hit(job.file.name, each.at, message, _FIX_INNER, "info" if numbered else None)
+                anew = not numbered and _is_set_anew(files, job, each.name)
+                message += f" What srun starts may set {each.name} anew." if anew else ""
+                yield Hit(job.file.name, each.at, message, _FIX_INNER, "info" if numbered or anew else None)
         yield from _heredocs(job)
     for file, script in files.scripts():
         yield from _wrapped(file, script)
 
 
+def _is_set_anew(files: FileSet, job: Job, name: str) -> bool:
+    """Whether each task runs a shell script that sets the variable or isn't here, or Python that reads none."""
+    started = [each.script.text if each.script else "" for each in steps(job)]
+    shells = {file.name.rpartition("/")[2]: file.text for file in files.of("shell")}
+    texts = [python.text for _, python in files.pythons()]
+    unread = bool(texts) and not any(_READS_RANKS.search(text) or name in text for text in texts)
+    return bool(started) and all(
+        f"{name}=" in shells.get(each.rpartition("/")[2], f"{name}=") if each.endswith(".sh") else unread
+        for each in started
+    )
+
+
+_READS_RANKS = re.compile(
+    r"\b(?:deepspeed|accelerate|lightning|Trainer|init_device_mesh)\b|init_process_group\((?![^()]*\brank\s*=)"
+)
+"""What reads RANK where a script doesn't tell it."""
+
+
 def _wrapped(file: File, script: ShellScript) -> Iterator[Hit]:
     """`sbatch --wrap="... $SLURM_NODEID"`, which the shell that calls sbatch fills in."""
-    lines = Lines(file.text)
+    lines = file.places
     words = (word for each in script.commands if each.words[0].text == "sbatch" for word in each.words)
     for word in words if not file.inside else ():
         start = lines.offset(word.at)
         typed = _WRAP.match(file.text, start)
         found = _PER_TASK.search(typed[0]) if typed else None
+        alone = typed is not None and "SLURM_" not in file.text.replace(typed[0], "")
+        if typed and not found and not script.directives and alone:
+            found = _OF_JOB.search(typed[0])
         if typed and found:
             message = f"{found[0]} is filled in where sbatch is called, and empty: it stands in double quotes."
             yield Hit(file.name, lines.position(start + found.start()), message, f"Write \\{found[0]}.")
 
 
+_OF_JOB = re.compile(
+    r"(?<!\\)\$\{?SLURM_(?:ARRAY_\w+|JOB_?ID|JOB_NODELIST|JOB_NUM_NODES|NNODES|NODELIST|NTASKS|GPUS_ON_NODE)\}?"
+)
+"""Variables of the job that is yet to come; a script that is a job itself has its own."""
 _WRAP = re.compile(r'--wrap(?:=|\s+)"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def _is_used(text: str, each: Assignment) -> bool:
     """Whether a variable reaches a program: by `export`, or where its value is taken."""
-    before = text.splitlines()[each.at.line - 1][: each.at.column - 1]
+    before = lines_of(text)[each.at.line - 1][: each.at.column - 1]
     return "export" in before or re.search(rf"\$\{{?{each.name}\b", text) is not None
 
 
@@ -112,16 +139,12 @@ def _heredocs(job: Job) -> Iterator[Hit]:
         body = command.heredoc
         match = _PER_TASK.search(body.text) if body and body.expands else None
         if body is not None and match is not None:
-            at = Lines(job.file.text).position(_offset(job.file.text, body.at) + match.start())
+            places = job.file.places
+            at = places.position(places.offset(body.at) + match.start())
             message = (
                 f"{match[0]} in a heredoc is filled in when the text is written: every task gets the same."
             )
             yield Hit(job.file.name, at, message, "Quote the delimiter (<<'EOF'), or write \\$ in it.")
-
-
-def _offset(text: str, at: Position) -> int:
-    lines = text.splitlines(keepends=True)
-    return sum(len(line) for line in lines[: at.line - 1]) + at.column - 1
 
 
 @rule(
@@ -149,7 +172,7 @@ def _at_top(job: Job) -> Iterator[Assignment]:
         {token.start for token in tokens(text) if token.kind == "word"} if not job.script.problems else set()
     )
     for each in job.script.assignments:
-        if _offset(text, each.at) in starts:
+        if job.file.places.offset(each.at) in starts:
             yield each
 
 
@@ -164,7 +187,7 @@ def master_address(_plan: Plan | None, files: FileSet, _settings: Settings) -> I
     for job in jobs(files):
         if job.nodes is None or job.nodes < 2:
             continue
-        top, lines = {each.at for each in _at_top(job)}, job.file.text.splitlines()
+        top, lines = {each.at for each in _at_top(job)}, job.file.lines
         for each in job.script.assignments:
             if each.name != "MASTER_ADDR" or is_default(job.file.text, each.at.line):
                 continue

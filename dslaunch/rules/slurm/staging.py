@@ -53,7 +53,7 @@ def _put(job: Job) -> dict[str, int]:
     for command in job.script.commands:
         for path in _targets(command):
             found.setdefault(path, command.at.line)
-    lines = job.file.text.splitlines()
+    lines = job.file.lines
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("#") or _ON_ALL.search(line):
             continue

@@ -218,7 +218,8 @@ def gpus_missing(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
     """A job that starts a training and asks for no GPU."""
     for job in jobs(files):
         launch = next((command for command in steps(job) if _starter(command)), None)
-        if launch is not None and not job.wants_gpus:
+        on_line = all(each.given for each in job.script.directives)  # sbatch --wrap
+        if launch is not None and not job.wants_gpus and not on_line:
             message = "no #SBATCH line asks for GPUs: only some partitions give them unasked."
             yield Hit(job.file.name, job.script.directives[0].at, message, "Add #SBATCH --gpus-per-node=N.")
 
@@ -249,18 +250,31 @@ def srun_cpus(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterat
     """srun doesn't take over --cpus-per-task of the job, since SLURM 22.05: a task gets one CPU."""
     for job in jobs(files):
         asked = job.directive("--cpus-per-task")
-        if asked is None or any(each.name == "SRUN_CPUS_PER_TASK" for each in job.script.assignments):
+        handed_on = any(each.name == "SRUN_CPUS_PER_TASK" for each in job.script.assignments)
+        if asked is None or asked.value == "1" or handed_on:
             continue
         for command in steps(job):
             srun = command.launcher("srun")
             if (
                 srun
+                and not _is_tool(command)
                 and srun.options.complete
                 and not srun.options.has("--cpus-per-task", "-c", "--exact", "--overlap")
             ):
                 message = "since SLURM 22.05 srun doesn't take --cpus-per-task over: a task gets 1 CPU."
                 fix = "Export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or give srun --cpus-per-task."
                 yield Hit(job.file.name, srun.at, message, fix)
+
+
+_TOOLS = frozenset({
+    "cat", "cp", "date", "df", "echo", "env", "free", "hostname", "ibstat", "ls", "lscpu", "mkdir", "nproc",
+    "nvidia-smi", "printenv", "rm", "rocm-smi", "scontrol", "sleep", "true", "uname",
+})  # fmt: skip
+
+
+def _is_tool(command: CommandLine) -> bool:
+    """Whether the step only looks at the nodes, or prepares them."""
+    return command.script is not None and command.script.text.rpartition("/")[2] in _TOOLS
 
 
 @rule("slurm.het-step", severity="wrong", raised_by="nobody", evidence=f"the manual page of srun; {_RAN}")

@@ -56,7 +56,7 @@ def _of_steps(job: Job) -> Iterator[tuple[str, Position]]:
 
 def _of_sums(job: Job) -> Iterator[tuple[str, Position]]:
     """What numbers are reckoned with: bash takes an empty one for 0, or stops at an operand that is missing."""
-    lines = job.file.text.splitlines()
+    lines = job.file.lines
     for each in job.script.assignments:
         if computed := _SUM.match(lines[each.at.line - 1], each.at.column - 1):
             yield from ((found[1], each.at) for found in _IN_SUM.finditer(computed[1]))
@@ -64,7 +64,7 @@ def _of_sums(job: Job) -> Iterator[tuple[str, Position]]:
 
 def _of_slots(job: Job) -> Iterator[tuple[str, Position]]:
     """What is written behind `slots=`: DeepSpeed's launcher refuses the line without a number."""
-    for number, line in enumerate(job.file.text.splitlines(), 1):
+    for number, line in enumerate(job.file.lines, 1):
         for found in _SLOTS.finditer(line) if not line.lstrip().startswith("#") else ():
             yield found[1] or found[2], Position(number, found.start() + 1)
 

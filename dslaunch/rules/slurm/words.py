@@ -10,6 +10,7 @@ from itertools import islice
 
 from dslaunch.files.fileset import FileSet
 from dslaunch.files.flags import launcher_options
+from dslaunch.files.gaps import is_gap
 from dslaunch.files.position import Position
 from dslaunch.files.switches import SWITCHES
 from dslaunch.planfile import Plan
@@ -65,7 +66,7 @@ def parts(line: str, start: int = 0) -> tuple[Part, ...]:
 
 def read_lines(job: Job) -> Iterator[tuple[int, tuple[Part, ...]]]:
     """The lines with options that sbatch reads, by number: those above the first command."""
-    for number, line in enumerate(job.file.text.splitlines(), 1):
+    for number, line in enumerate(job.file.lines, 1):
         if line.startswith(_BEGIN) and line[len(_BEGIN) :][:1].isspace():
             yield number, parts(line, len(_BEGIN))
         elif line.strip() and not line.lstrip().startswith("#"):
@@ -79,8 +80,8 @@ def stray(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
         for number, words in read_lines(job):
             if len(words) == 1 and words[0].text in _COMPONENTS:
                 continue
-            if any(word.text == "{" for word in words):
-                continue  # -p { partition }: to be filled in
+            if any(word.text == "{" for word in words) or is_gap(" ".join(word.text for word in words)):
+                continue  # -p { partition }, -A <your account>: to be filled in
             for word, message in islice(_faults(words), _LOOKED_AT):
                 at = Position(number, word.column)
                 fix = "Put quotes around a value with a blank; write a comment behind #."
@@ -160,11 +161,17 @@ def srun_option(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iter
         for flag in launcher.options.flags[:_LOOKED_AT] if launcher else ():
             if not flag.name.startswith("--") or any(each.startswith(flag.name) for each in SRUN_OPTIONS):
                 continue
-            if near := get_close_matches(flag.name, SRUN_OPTIONS, n=1, cutoff=_SLIP):
+            near = [_OF_OTHERS[flag.name]] if flag.name in _OF_OTHERS else []
+            if near := near or get_close_matches(flag.name, SRUN_OPTIONS, n=1, cutoff=_SLIP):
                 message = f"srun has no option {flag.name}, and exits."
                 yield Hit(file.name, flag.at, message, f"Write {near[0]}.")
 
 
+_OF_OTHERS = {
+    "--cores-per-task": "--cpus-per-task", "--gpus-per-slot": "--gpus-per-task", "--nprocs": "--ntasks",
+    "--nslots": "--ntasks",
+}  # fmt: skip
+"""Names that flux run has for srun's options."""
 _LISTS = frozenset({"--container-mounts", "--export", "--exclude", "--gres", "--nodelist", "-w", "-x"})
 _MOUNT = re.compile(r"/[^:\s=]*:/[^\s=]*|[A-Za-z_]\w*=\S*")
 """`/data:/data`, `NAME=value`: parts of an option's value, and no program."""
