@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dslaunch.files.commands import CommandLine, Launcher
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.flags import is_told
+from dslaunch.files.lexer import UnclosedError, tokens
 from dslaunch.files.position import Position
 from dslaunch.files.script import ShellScript
 from dslaunch.files.shell import Assignment
@@ -201,7 +202,7 @@ def visible_devices(_plan: Plan | None, files: FileSet, _settings: Settings) -> 
     fix = "Say it to the launcher: --include localhost:0,1 (or HOST:0,1)."
     for launch in launches(files):
         for found in (*launch.command.environment, *_before(launch)):
-            if found.name != "CUDA_VISIBLE_DEVICES" or not found.value:
+            if found.name != "CUDA_VISIBLE_DEVICES" or not found.value or _is_of_subshell(launch, found):
                 continue
             more = (launch.count(GPUS) or 0) > len(found.value.split(","))
             if _is_all(found.value) and not more and not _beyond(found.value, launch.file.value):
@@ -242,3 +243,24 @@ def _beyond(devices: str, script: ShellScript) -> str:
 def _before(launch: Launch) -> list[Assignment]:
     """Assignments above the command, the last one first."""
     return [found for found in reversed(launch.file.assignments) if found.at < launch.command.at]
+
+
+def _is_of_subshell(launch: Launch, found: Assignment) -> bool:
+    """Whether a `( ... )` around an assignment is closed before the command."""
+    places, depth = launch.file.places, 0
+    begin, end = places.offset(found.at), places.offset(launch.command.at)
+    if ")" not in launch.file.text[begin:end] or end - begin > _FAR:
+        return False
+    try:
+        for token in tokens(launch.file.text, begin, end):
+            sign = launch.file.text[token.start : token.end] if token.kind == "operator" else ""
+            depth += (sign == "(") - (sign == ")")
+            if depth < 0:
+                return True
+    except UnclosedError:
+        return False
+    return False
+
+
+_FAR = 20_000
+"""Characters between an assignment and a command, beyond which a subshell isn't looked for."""

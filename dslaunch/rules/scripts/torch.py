@@ -253,6 +253,8 @@ def _named_by_rank(script: Script, call: Call) -> bool:
         found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - names
         names |= found
         held += [value for name in found for value in assigned(script, name)]
+        more = (each for each in script.nodes if isinstance(each, ast.AugAssign))
+        held += [each.value for each in more if isinstance(each.target, ast.Name) and each.target.id in found]
     return False
 
 

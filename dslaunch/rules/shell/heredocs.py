@@ -36,6 +36,8 @@ _BATCH = re.compile(r"^#SBATCH\s", re.MULTILINE)
 _SHELL_LINE = re.compile(r"\s*#!.*\b(?:ba|z|da)?sh\b")
 _MOVED = ("deepspeed_json", "kubernetes", "shell")
 """Kinds whose positions are those of the text within."""
+_CHANGE = frozenset({":", "awk", "envsubst", "j2", "jinja2", "jq", "m4", "perl", "sed", "yq"})
+"""Programs that make another text of it; `:` takes it for a remark."""
 _SHELLS = frozenset({"bash", "sbatch", "sh", "srun", "ssh"})
 """Commands that read what they run from their input."""
 
@@ -92,7 +94,7 @@ def in_heredocs(files: FileSet) -> Iterator[Inner]:
     for file, outer in files.scripts():
         bodies = (
             (command, command.heredoc) for command in outer.commands
-            if command.heredoc is not None and command.words[0].text != ":"  # a remark of several lines
+            if command.heredoc is not None and command.words[0].text.rpartition("/")[2] not in _CHANGE
         )  # fmt: skip
         for command, body in islice(bodies, _MOST):
             should = not body.expands and _meant(body.text) and bool(_named(body))
