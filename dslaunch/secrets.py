@@ -24,7 +24,8 @@ _OF_TEXT = re.compile(
 )
 """Tokens that a text is made of."""
 SHAPES = re.compile(
-    r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
+    r"(?<![A-Za-z0-9_-])(?:(?:hf|gh[pousr])_(?!(?i:x{8}))[A-Za-z0-9]{30,}"
+    r"|github_pat_(?!(?i:x{8}))[A-Za-z0-9_]{30,}"
     r"|glpat-[A-Za-z0-9_-]{20,}|sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|[a-z][a-z0-9+.-]*://[^\s/:@'\"]*:[^\s/@$<{'\"]+@)"
 )
