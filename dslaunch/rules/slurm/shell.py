@@ -73,8 +73,8 @@ def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
 
 def _is_set_anew(files: FileSet, job: Job, name: str) -> bool:
     """Whether each task runs a shell script that sets the variable or isn't here, or Python that reads none."""
-    texts = {each.at: [word.text for word in each.words] for each in job.script.commands}
-    first = {at: next((text for text in words if text.endswith(".sh")), "") for at, words in texts.items()}
+    words = {each.at: [word.text for word in each.words] for each in job.script.commands}
+    first = {at: next((word for word in those if word.endswith(".sh")), "") for at, those in words.items()}
     started = [first.get(each.at) or (each.script.text if each.script else "") for each in steps(job)]
     shells = {file.name.rpartition("/")[2]: file.text for file in files.of("shell")}
     texts = [python.text for _, python in files.pythons()]
