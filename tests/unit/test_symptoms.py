@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from importlib import resources
 
 import pytest
 
+from dslaunch.files import yaml_text
 from dslaunch.rules.registry import rules
 from dslaunch.rules.symptoms import _pattern, matching, seen, symptoms
 from tests.command import CommandLine
@@ -234,3 +236,9 @@ def test_a_large_log_is_read_in_bounded_time() -> None:
     started = time.process_time()
     assert matching(log)[0].id == "exit-minus-9"
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("name", ["symptoms.yaml", "raised.yaml"])
+def test_no_key_of_a_symptom_stands_twice(name: str) -> None:
+    text = (resources.files("dslaunch.rules") / name).read_text(encoding="utf-8")
+    assert yaml_text.parse(text).problems == ()
