@@ -293,13 +293,15 @@ def _unread(
     entry: Entry,
     settings: Settings,
     message: str,
-    fix: str = "Correct the name, or delete the key.",
+    fix: str = "",
 ) -> Hit:
     """A hit on a key that the section doesn't read in this version."""
     dropped = entry.value == "auto" and entry.section.parser == "pydantic"
     if rejects_unknown(entry.section, settings.deepspeed_version) and not dropped:
+        fix = fix or "Correct the name, or delete the key."
         return hit(file, entry.path, f"{message} DeepSpeed refuses the file (ValidationError).", fix)
     effect = "DeepSpeed ignores it without a word."
+    fix = fix or "Correct the name, or delete the key, unless your own program reads it here."
     return hit(file, entry.path, f"{message} {effect}", fix, severity="wrong", raised_by="nobody")
 
 
