@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from tests.real.explained import leads_to  # noqa: E402
 _JUDGES = ("DeepSpeedConfig", "deepspeed.initialize")
 _ADAM = {"type": "AdamW", "params": {"lr": 0.0001, "torch_adam": True}}
 
+_ADDRESS = re.compile(r"KeyError\(\d{12,}\)")
+
 
 class Engine:
     """A process that answers what deepspeed.initialize and a step raise."""
@@ -39,6 +42,11 @@ class Engine:
         )  # fmt: skip
 
     def raises(self, asked: Asked) -> str | None:
+        """What it raises; a KeyError of an address in memory, met once in 9,000, is asked again."""
+        raised = self._answer(asked)
+        return self._answer(asked) if raised and _ADDRESS.fullmatch(raised) else raised
+
+    def _answer(self, asked: Asked) -> str | None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked.line()) + "\n")
