@@ -27,8 +27,6 @@ _OLD_LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
-_FILLED_IN = re.compile(r"^[A-Z][A-Z_]{2,}$|(?<![A-Za-z])[A-Z]+_[A-Z_]+(?![A-Za-z])")
-"""NAMESPACE, or weights-V_ZONE: what a sed puts a name in the place of."""
 _LONGEST_LABEL, _LONGEST_PORT_NAME, _LAST_PORT = 63, 15, 65535
 _ALWAYS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet")
 _JOBS = ("Job", "JobSet", "CronJob")
@@ -66,7 +64,7 @@ def _names(file: File) -> Iterator[Found]:
     for path, each in documents(file.value):
         kind, metadata = str(each.get("kind")), as_dict(each.get("metadata"))
         name, group = metadata.get("name"), str(each.get("apiVersion")).partition("/")[0]
-        if isinstance(name, str) and not is_open(name) and not _FILLED_IN.search(name) and group in _NAMED:
+        if isinstance(name, str) and not is_open(name) and group in _NAMED:
             if kind in ("PyTorchJob", "MPIJob", "JobSet"):
                 what, right = "a letter, then lower-case letters, digits and dashes", _OLD_LABEL.fullmatch(name)
             elif kind in ("Service", "Namespace", "StatefulSet"):

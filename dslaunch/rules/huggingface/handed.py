@@ -127,12 +127,12 @@ def dataset_dict(_plan: Plan | None, files: FileSet, _settings: Settings) -> Ite
 def _is_all_splits(script: Script, node: ast.expr, seen: frozenset[str]) -> bool:
     """Whether an expression is a DatasetDict wherever its names are bound."""
     if isinstance(node, ast.Name):
-        values = assigned(script, node.id) if node.id not in seen else []
+        if node.id in seen or node.id in script.parameters:
+            return False
+        values = assigned(script, node.id)
         own = [value for value in values if not _is_of(value, node.id)]
-        changed = [value for value in values if _is_of(value, node.id)]
-        return bool(own) and all(
-            _is_all_splits(script, value, seen | {node.id}) for value in own
-        ) and all(_keeps(value) for value in changed) and node.id not in _parameters(script)
+        kept = all(_keeps(value) for value in values if _is_of(value, node.id))
+        return kept and bool(own) and all(_is_all_splits(script, value, seen | {node.id}) for value in own)
     if not isinstance(node, ast.Call):
         return False
     if script.name(node.func) in ("datasets.load_dataset", "datasets.load.load_dataset"):
@@ -150,12 +150,3 @@ def _is_of(node: ast.expr, name: str) -> bool:
     """Whether a value is a method's of what the name held before: `data = data.map(...)`."""
     inner = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
     return isinstance(inner, ast.Name) and inner.id == name
-
-
-def _parameters(script: Script) -> frozenset[str]:
-    kept: frozenset[str] | None = vars(script).get("parameters")
-    if kept is None:
-        kept = vars(script)["parameters"] = frozenset(
-            node.arg for node in script.nodes if isinstance(node, ast.arg)
-        )
-    return kept

@@ -88,17 +88,13 @@ def _fix(module: Module, name: str) -> str:
 def _attributes(script: Script, alias: ast.alias) -> Iterator[ast.Attribute]:
     """`module.NAME` of an imported module, where nothing else has its name or sets what it holds."""
     name = alias.asname or alias.name
-    if "." in name or name in script.bound_at or _is_parameter(script, name):
+    if "." in name or name in script.bound_at or name in script.parameters:
         return
     found = [
         node for node in script.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
     ]  # fmt: skip
     yield from found if all(isinstance(node.ctx, ast.Load) for node in found) else ()
-
-
-def _is_parameter(script: Script, name: str) -> bool:
-    return any(isinstance(node, ast.arg) and node.arg == name for node in script.nodes)
 
 
 @rule("script.shadowed-module", severity="error", raised_by="python", evidence=f"torch 2.13 on {_RAN}")

@@ -226,6 +226,11 @@ class Script:
         return found
 
     @cached_property
+    def parameters(self) -> frozenset[str]:
+        """Names that a function of the file takes as an argument."""
+        return frozenset(node.arg for node in self.nodes if isinstance(node, ast.arg))
+
+    @cached_property
     def functions(self) -> Mapping[str, ast.FunctionDef]:
         """The functions of the file, by name."""
         nodes = self.nodes

@@ -30,8 +30,6 @@ _MEANT = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimizati
 _TARGET = re.compile(r">>?\s*([^\s<>|&;]+)")
 """Where a command's output goes."""
 _MANIFEST = re.compile(r"^apiVersion:\s", re.MULTILINE)
-_MOVED = ("accelerate", "deepspeed_json", "shell")
-"""Kinds of files whose variables are filled in."""
 _BATCH = re.compile(r"^#SBATCH\s", re.MULTILINE)
 _SHELL_LINE = re.compile(r"\s*#!.*\b(?:ba|z|da)?sh\b")
 _MOVED = ("deepspeed_json", "kubernetes", "shell")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dslaunch.files.commands import CommandLine
 from dslaunch.files.fileset import File, FileSet
 from dslaunch.files.lexer import tokens
-from dslaunch.files.position import Position, lines_of
+from dslaunch.files.position import Position
 from dslaunch.files.script import ShellScript
 from dslaunch.files.shell import Assignment
 from dslaunch.planfile import Plan
@@ -59,7 +59,7 @@ def early(_plan: Plan | None, files: FileSet, _settings: Settings) -> Iterator[H
                 else:
                     yield Hit(job.file.name, at, message, _FIX_INNER)
         for each in _at_top(job) if not alone else ():
-            if each.name in _RANKS and _PER_TASK.search(each.value) and _is_used(job.file.text, each):
+            if each.name in _RANKS and _PER_TASK.search(each.value) and _is_used(job.file, each):
                 message = f"{each.name}={each.value} in the batch script is 0 on every node and task."
                 numbered = each.name.endswith("NODE_RANK") and any(map(_numbers_nodes, steps(job)))
                 message += " The rendezvous numbers the nodes by itself." if numbered else ""
@@ -114,10 +114,10 @@ _OF_JOB = re.compile(
 _WRAP = re.compile(r'--wrap(?:=|\s+)"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
-def _is_used(text: str, each: Assignment) -> bool:
+def _is_used(file: File, each: Assignment) -> bool:
     """Whether a variable reaches a program: by `export`, or where its value is taken."""
-    before = lines_of(text)[each.at.line - 1][: each.at.column - 1]
-    return "export" in before or re.search(rf"\$\{{?{each.name}\b", text) is not None
+    before = file.lines[each.at.line - 1][: each.at.column - 1]
+    return "export" in before or file.holds(rf"\$\{{?{each.name}\b")
 
 
 def _numbers_nodes(command: CommandLine) -> bool:
